@@ -1,6 +1,6 @@
 """`stigmergy bench`: runs the benchmarks of a checkout. They are not part of the installed package.
 
-They live in the folder `bench` beside `src`, and are imported only when one is asked for.
+They are in the folder `bench` beside `src`, and are imported only when one is run.
 """
 
 from __future__ import annotations

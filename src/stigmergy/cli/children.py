@@ -1,7 +1,7 @@
-"""Processes that `stigmergy up` starts and looks after: one that dies is started again after a pause that grows.
+"""Child processes of `stigmergy up`: one that dies is restarted after a growing back-off.
 
-What a process prints goes into a log of its own, and its number into a file beside it. What it says in JSON is heard:
-its events, and why it ended.
+The output of a process goes into its own log file, and its pid into a file beside it. Its JSON output is read: its
+events, and why it ended.
 """
 
 from __future__ import annotations
@@ -235,12 +235,11 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-# Watches a NATS server of `stigmergy up`: whether it is well, as it says itself; one that keeps nothing is restarted.
+# Watches the health of a NATS server of `stigmergy up`, and restarts one that stores nothing.
 #
 # A server whose disk is full or fails turns its JetStream off, or gives up a stream, and stays so until it is
-# restarted.
-# Without room a restart would end in the same. So this waits for room, and longer after each restart that did not
-# help.
+# restarted. Without space a restart would fail the same way. So this waits for space, and longer after each restart
+# that did not help.
 
 LOOK_S = 0.1
 """So often one that starts is looked at."""

@@ -1,4 +1,4 @@
-"""`stigmergy cluster`: configurations for servers on real hosts; a lost server replaced; what durability hangs on."""
+"""`stigmergy cluster`: makes configurations for servers on real hosts, replaces a lost server."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from stigmergy.nats.servers.status import ClusterStatus
 
 
-# `stigmergy cluster config`: configurations for servers on real hosts, and which of their lines durability hangs on.
-#
-# What a cluster was made with is kept beside the configurations, so that a server can join it later.
+# `stigmergy cluster config`: configurations for servers on real hosts, with comments on the lines that durability
+# depends on. The parameters of a cluster are kept beside the configurations, so that a server can join it later.
 
 DEFAULT_FOLDER = Path("cluster-config")
 STORE = "/var/lib/stigmergy/nats"
@@ -253,7 +252,7 @@ def _tell(folder: Path, plans: list[ServerPlan], urls: dict[str, str], output: O
         output.note(f"{count} servers survive no more losses than {counted(count - 1, 'server')}", WARN)
 
 
-# `stigmergy status --nats URL`: how a cluster stands; once, or again and again.
+# `stigmergy status --nats URL`: the state of a cluster; once, or repeatedly.
 
 EVERY_S = 1.0
 LOOK_S_MAX = 15.0

@@ -1,6 +1,7 @@
 """`stigmergy completion`: prints the script that lets a shell complete our command lines.
 
-The script asks `stigmergy completion words` at each Tab. That one never fails and never takes long: it ends by itself.
+The script calls `stigmergy completion words` at each Tab. That command never fails, and it stops itself after a short
+time.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ from stigmergy.control import protocol
 from stigmergy.control.description import described_kind
 from stigmergy.control.protocol import read_reply, write_request
 
-# Names that only a running node knows, or else the user's module: agents, commands, events, fields, dead letters.
-#
-# Nobody waits long for a completion: whatever is not there within NAMES_S_MAX is not offered, and nothing is an error.
+# Names that only a running node or the user's module knows: agents, commands, events, fields, dead letters. A
+# completion must be quick: names that are not there within NAMES_S_MAX are not offered, and nothing is an error.
 
 _given_s = os.environ.get("STIGMERGY_COMPLETING_S", "")
 COMPLETING_S_MAX = float(_given_s) if _given_s.isdecimal() else 2.0
@@ -184,11 +184,10 @@ def _fleets() -> Pairs:
                 yield from ((f"{path.stem}:{name}", "") for name in _FLEET.findall(text))
 
 
-# What may come next on a command line, read from the parser itself: a command that is added is completed by that.
+# What may come next on a command line, read from the parser itself, so a new command is completed automatically.
 #
-# Names that only a node knows come from `names.py`, by the metavar of the argument. Where files are wanted the shell
-# is
-# told so, because it knows better how to complete them.
+# Names that only a node knows are found by the metavar of the argument. Where files are expected, the shell is told to
+# complete them itself.
 
 FILES = ":files"
 FOLDERS = ":folders"

@@ -1,6 +1,6 @@
-"""`stigmergy doctor`: looks at the machine and the journal before trouble does, and says what to do.
+"""`stigmergy doctor`: checks the machine and the journal for problems, and says what to do.
 
-Nothing is changed: a small file is written beside the journal and removed. No secret is shown.
+It changes nothing except a small test file beside the journal, which it removes. It shows no secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`stigmergy log export`: what the log says for other tools, or the log itself as a file that proves itself.
+"""`stigmergy log export`: the log for other tools, or the log itself as a file that proves itself.
 
-JSON lines, CloudEvents and Parquet (see py) say what happened; a flight log (`--flight`) is the commits as they
-are, sealed, for `stigmergy log verify FILE`. A file is written whole or not at all. Nobody's classes are needed.
+JSON lines, CloudEvents and Parquet say what happened; a flight log (`--flight`) is the commits themselves, sealed, for
+`stigmergy log verify FILE`. A file is written completely or not at all. No classes are needed.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ if TYPE_CHECKING:
 # `stigmergy log export --format parquet`: one table of all entries, or a folder with a typed one for each event type.
 #
 # In a folder, events of compiled agents go from their bytes into columns without an object for each of them:
-# `Drone.Positioned.parquet` has agent, shard, position, index, time, source and the event's own fields. What they have
-# asked batched hands for is in `Drone.Land.orders.parquet`, everything else in `log.parquet`. Each file is there whole
-# or
-# not at all.
+# `Drone.Positioned.parquet` has agent, shard, position, index, time, source and the event's own fields. Orders to batch
+# actuators are in `Drone.Land.orders.parquet`, everything else in `log.parquet`. Each file is written completely or not
+# at all.
 
 ROWS_PER_GROUP = 20_000
 """So many entries are held in memory before they are written."""

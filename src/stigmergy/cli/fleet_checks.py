@@ -1,6 +1,6 @@
-"""The mesh, the peers and the ledger: whether the socket can be bound, hosts are found, and the file is ours and whole.
+"""Checks of the mesh, the peers and the ledger: the socket can be bound, hosts resolve, the file is ours and intact.
 
-Nothing is sent and nothing changed. A socket that is taken by the node itself, which runs, is well.
+It sends and changes nothing. A socket that the running node itself has bound is fine.
 """
 
 from __future__ import annotations
@@ -286,9 +286,8 @@ def fleet_of(url: str | None) -> str | None:
     return None
 
 
-# The stores that a journal is copied to: whether they can be reached, and what the newest copy there is.
-#
-# Nothing is sent and nothing changed.
+# Checks of the stores that a journal is copied to: whether they can be reached, and their newest copy. It sends and
+# changes nothing.
 
 COPIES_S_MAX = 10.0
 """So long one store may take to say what it has."""
@@ -323,9 +322,8 @@ async def _look_at(url: str, fleet: str, node: str, now_ns: int) -> Finding:
     return well("copies.newest", what, **facts)
 
 
-# The journal, its key, its holds and its archive: whether they are there, readable, and fit each other.
-#
-# A running node is asked. A stopped journal is opened for reading and verified as far as a few seconds go.
+# Checks of the journal, its key, its holds and its archive: present, readable, and consistent. A running node is asked.
+# A stopped journal is opened for reading and verified for a few seconds.
 
 VERIFY_S_MAX = 3.0
 AHEAD_S_MAX = 60
@@ -520,9 +518,8 @@ def check_archive(folder: Path) -> Finding:
     return well("archive.writable", f"{folder}, {shown_bytes(free)} free", free_bytes=free)
 
 
-# Whether the broker can be reached: its name, and a connection to its port. How the servers of a NATS cluster stand.
-#
-# No password is shown, and nothing is changed.
+# Checks of the broker: its name resolves, its port accepts a connection; and the state of a NATS cluster. It shows no
+# password and changes nothing.
 
 CONNECT_S_MAX = 3.0
 PORTS = {"mqtt": 1883, "mqtts": 8883, "nats": 4222, "tls": 4222, "redis": 6379, "kafka": 9092}

@@ -1,7 +1,7 @@
-"""`stigmergy gateway`: the node of a site, with a NATS server of its own that is a leaf of the level above.
+"""`stigmergy gateway`: the node of a site, with its own NATS server that is a leaf of the level above.
 
-The site goes on whatever becomes of the link: devices connect here, agents decide here, the log is here. What the rule
-lets through goes up, and what was held back while cut off follows when the link is back.
+The site works whatever happens to the link: devices connect here, agents decide here, the log is here. What the rule
+lets through goes up; what was held back while cut off follows when the link is back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`stigmergy keys`: make keys, show their public half, change who signs a journal.
-
-A private key never appears in any output.
-"""
+"""`stigmergy keys`: make keys, show their public half, change who signs a journal. It never prints a private key."""
 
 from __future__ import annotations
 

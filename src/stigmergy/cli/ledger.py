@@ -1,4 +1,4 @@
-"""`stigmergy ledger`: what is in a ledger on NATS, and who may write to it."""
+"""`stigmergy ledger`: shows a ledger on NATS, and who may write to it."""
 
 from __future__ import annotations
 

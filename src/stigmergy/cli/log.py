@@ -1,6 +1,6 @@
-"""`stigmergy log`: what the log says, whether it is what was written, and what is made of it for others.
+"""`stigmergy log`: shows, verifies, exports and holds the log.
 
-Nothing here needs the user's classes. `log export` is in export.py, `log hold` in py.
+Nothing here needs the user's classes. `log export` is in export.py.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ from stigmergy.control.log_service import answer_hold
 from stigmergy.control.protocol import HoldRequest, HoldsRequest, LogRequest, UnholdRequest, VerifyRequest
 from stigmergy.control.router import added_verifications
 
-# `stigmergy log verify FILE …`: flight logs, each for itself, and of several that they follow each other.
-#
-# Needs neither the journal nor the fleet's classes: a file, and for whose log it is a public key from elsewhere.
+# `stigmergy log verify FILE …`: verifies flight logs, each by itself, and that several follow each other. It needs
+# neither the journal nor the fleet's classes: only the file, and a public key from elsewhere to prove whose log it is.
 
 AGENTS_SHOWN_MAX = 10
 
@@ -150,8 +149,7 @@ def _show(found: dict[str, Any], output: Output) -> None:
         output.line(("wrong", BAD), f"  {where}{problem['what']}")
 
 
-# `stigmergy log hold`: keeps a log from being dropped, whatever the rules of retention say, until it is cleared.
-#
+# `stigmergy log hold`: keeps a log from being dropped, whatever the rules of retention say, until the hold is cleared.
 # A running node is asked; for a stopped one the record beside the journal is changed, while the journal is claimed.
 
 

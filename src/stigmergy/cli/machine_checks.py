@@ -1,6 +1,6 @@
-"""The disk that a journal is on: room, rights, what kind of file system it is, and whether a sync is believable.
+"""Checks of a journal's disk: space, rights, the kind of file system, and whether its sync is believable.
 
-A test file is written beside the journal, synced some times, and removed.
+It writes a test file beside the journal, syncs it several times, and removes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from stigmergy.cli.display.output import shown_bytes
 
-# What a check found: whether it is well, in one sentence, and what to do if it is not.
+# The result of a check: whether it passed, one sentence, and a remedy if it did not.
 
 OK = "ok"
 WARN = "warn"
@@ -224,9 +224,8 @@ def _shown_s(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
-# The clocks: whether the year can be true, whether somebody keeps it right, whether the monotonic one is.
-#
-# The time zone of the machine does not matter: every time in a log is UTC.
+# Checks of the clocks: a plausible year, time synchronisation, a working monotonic clock. The time zone of the machine
+# does not matter: every time in a log is UTC.
 
 FIRST_YEAR = 2025
 """Of our first release: no honest clock is before it."""
@@ -283,7 +282,7 @@ def is_synchronised() -> bool | None:
     return state != TIME_ERROR and not status & UNSYNCHRONISED
 
 
-# What the machine and the system allow this process: open files, sizes of files, memory.
+# Checks of the limits of this process: open files, file sizes, memory.
 
 FILES_MIN = 256
 MEMORY_BYTES_MIN = 64 * 1024 * 1024
@@ -326,7 +325,7 @@ def memory_available() -> int | None:
     return None
 
 
-# What is installed: Python, SQLite, the libraries, and whether they are the versions that we need.
+# Checks of the installation: Python, SQLite, the libraries, and their versions.
 
 PYTHON_MIN = (3, 11)
 SQLITE_MIN = (3, 53)

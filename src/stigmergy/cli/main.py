@@ -1,6 +1,6 @@
-"""The program `stigmergy`: reads the command line, runs one command, and turns what went wrong into one sentence.
+"""The program `stigmergy`: reads the command line, runs one command, and turns errors into one sentence.
 
-No error of a user shows a traceback; --debug shows them all.
+User errors show no traceback; --debug shows all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`stigmergy new`: a folder with an agent, its test and its settings, that works as it is. Overwrites nothing."""
+"""`stigmergy new`: makes a folder with a working agent, its test and its settings. Overwrites nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stigmergy status`, `roster`, `letters`, `resume` and `stop`: what an operator asks of a running node."""
+"""`stigmergy status`, `roster`, `letters`, `resume` and `stop`: requests of an operator to a running node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stigmergy shared` and `claims`: what an operator asks of a node that is among others."""
+"""`stigmergy shared` and `claims`: requests of an operator to a node among others."""
 
 from __future__ import annotations
 

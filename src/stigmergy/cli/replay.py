@@ -1,4 +1,4 @@
-"""`stigmergy replay`: an old journal against today's code. The exit code is 1 if anything comes out differently."""
+"""`stigmergy replay`: replays an old journal against today's code. The exit code is 1 if any result differs."""
 
 from __future__ import annotations
 

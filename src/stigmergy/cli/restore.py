@@ -1,7 +1,7 @@
-"""`stigmergy restore`: lists the copies of a fleet's journals in other places, and builds a journal anew from one.
+"""`stigmergy restore`: lists the copies of a fleet's journals in stores, and restores a journal from one.
 
-Everything is verified before the new journal gets its name, and nothing is ever overwritten. Nobody's classes are
-needed, only the fleet's name.
+Everything is verified before the new journal gets its name, and nothing is ever overwritten. It needs only the fleet's
+name, no classes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`stigmergy run`: runs a fleet until it is told to stop, and serves its control endpoint meanwhile.
+"""`stigmergy run`: runs a fleet until it is stopped, and serves its control endpoint meanwhile.
 
-SIGTERM and SIGINT drain: nothing more is taken, what was taken is finished and written. A second signal ends at once,
-which is no worse than a loss of power: everything that was acknowledged is in the journal.
+SIGTERM and SIGINT drain: nothing more is taken, and accepted inputs are finished and written. A second signal ends it
+at once, which is no worse than a power loss: everything acknowledged is in the journal.
 """
 
 from __future__ import annotations

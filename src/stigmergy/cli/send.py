@@ -1,4 +1,4 @@
-"""`stigmergy send` and `stigmergy observe`: give a running agent a command, or tell it what was observed.
+"""`stigmergy send` and `stigmergy observe`: send a command or an observation to a running agent.
 
 The node knows the classes and reads the fields by their types; nothing is imported here.
 """

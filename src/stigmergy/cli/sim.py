@@ -1,4 +1,4 @@
-"""`stigmergy sim`: runs a scenario with faults, seed after seed, and shows what broke, how, and how to see it again."""
+"""`stigmergy sim`: runs a scenario with faults over many seeds, and shows what broke and how to reproduce it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`stigmergy state`: what an agent's state is, or was at a position or a time.
+"""`stigmergy state`: the state of an agent, now or at a position or a time.
 
-A running node answers for itself. Otherwise the journal is read, for which the user's classes are needed.
+A running node answers itself. Otherwise the journal is read, which needs the user's classes.
 """
 
 from __future__ import annotations

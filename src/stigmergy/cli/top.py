@@ -1,6 +1,6 @@
 """`stigmergy top`: a running node, live. One frame for scripts, lines of JSON for programs, a screen for people.
 
-It changes nothing, and outlives the node: while that is down it says so, and goes on when it is back.
+It changes nothing, and survives restarts of the node: while the node is down it says so, and resumes when it is back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`stigmergy up`: a cluster on this machine: servers, workers, gateways; looked after, shown, and ended in order.
+"""`stigmergy up`: runs a cluster on this machine: servers, workers, gateways; supervised, shown, and stopped in order.
 
-Ctrl-C ends it: workers finish what they have taken, then the servers go. A second Ctrl-C ends all at once, which is no
-worse than a loss of power: everything that was acknowledged is in the folder, and the next `up` goes on from there.
+Ctrl-C stops it: workers finish what they have taken, then the servers stop. A second Ctrl-C ends everything at once,
+which is no worse than a power loss: everything acknowledged is in the folder, and the next `up` continues from there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`stigmergy worker`: runs some shards of a fleet on NATS, beside other workers; start as many as you like, anywhere.
 
-SIGTERM and SIGINT hand all shards over, each when its next owner has replayed it, and then end. A second signal ends at
-once: others take over when the lease has run out, from logs that have everything that was acknowledged.
+SIGTERM and SIGINT hand all shards over, each when its next owner has replayed it, and then end. A second signal ends it
+at once: others take over when the lease has run out, from logs that have everything acknowledged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What compiled code calls: small functions over numbers, compiled by numba and callable from plain Python."""
+"""Functions that compiled code calls: small, over numbers, compiled by numba and callable from plain Python."""
 
 from __future__ import annotations
 

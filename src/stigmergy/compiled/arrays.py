@@ -1,4 +1,4 @@
-"""Arrays of values as columns of records: what does not fit is refused, with its field and its row. No numba."""
+"""Arrays of values as columns of records: a value that does not fit is refused with its field and its row. No numba."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@
     source     dictionary of text
     sequence   int64                 of orders only
 
-Behind these come the fields of the event or action, with their types. An enum is a column of its values. Which kind and
-type it is stands in the metadata of the schema.
+The fields of the event or action follow, with their types. An enum is a column of its values. The metadata of the
+schema names the kind and type.
 """
 
 from __future__ import annotations
@@ -282,11 +282,10 @@ def kind_and_type(batch: Any) -> tuple[str, str]:
     return metadata[KIND].decode(), metadata[TYPE].decode()
 
 
-# Arrow record batches and tables into a batcher: for producers who have their measurements in such. Needs pyarrow.
+# Feeds Arrow record batches and tables to a batcher, for producers with Arrow data. Needs pyarrow.
 #
-# One row is one event. The agent is in a column `agent` (a name, or Kind/name) or `number` (a place in the roster);
-# the
-# event's fields are columns of their own. What `read_log` adds beside them is passed over: what was read can be sent.
+# One row is one event. The agent is in a column `agent` (a name, or Kind/name) or `number` (a place in the roster); the
+# event's fields are columns of their own. Columns that `read_log` adds are ignored: what was read can be sent.
 
 AGENT_COLUMN = "agent"
 NUMBER = "number"

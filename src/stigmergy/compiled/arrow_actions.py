@@ -1,7 +1,7 @@
 """Actions in blocks as Arrow record batches, one action type each. Needs pyarrow and numpy.
 
-An action may be made in several places of a class, and a field be a constant in one and a number in another: a column
-has the type that all of them fit into, text where nothing else does.
+A class may make an action in several places, and a field may be a constant in one and a number in another: a column has
+the type that fits all of them, text as the last resort.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Makes column batches out of arrays: the producer's side of compiled agents. Needs numpy, and no numba.
+"""Makes column batches from arrays: the producer's side of compiled agents. Needs numpy, but not numba.
 
     batcher = Batcher(await live.enroll(Drone, names), source="gateway-7", incarnation=started)
     batcher.add(Positioned, ["D-17", "D-18"], north_m=[1.0, 2.0], east_m=[0.0, 0.0], altitude_m=[50.0, 60.0])
     for batch in batcher.take():
         await live.deliver(batch)
 
-Records of all types go into one order. A batch is for one shard, and a source counts the records of each shard from 1
-on, without a gap: what is delivered twice is taken once. Who starts anew begins a new incarnation, a higher one.
+Records of all types share one order. A batch is for one shard, and a source numbers the records of each shard from 1
+without a gap: what is delivered twice is taken once. After a restart use a new, higher incarnation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Turns the source of a program into machine code, once, and keeps that on disk. The only place that compiles.
+"""Compiles the source of a program to machine code, once, and keeps that on disk. The only place that compiles.
 
-Everything is compiled for fixed types before the first record is read: nothing compiles in flight. What numba made is
-kept in one file a function and processor (see `store`), and a start that finds it there needs no compiler: it puts the
-code into memory and calls it. That takes a few milliseconds, and 50 MB less than numba with all that it knows.
+Everything is compiled for fixed types before the first record is read: nothing compiles in flight. Numba's output is
+kept in one file per function and processor, and a start that finds it needs no compiler: it loads the code and calls
+it. That takes a few milliseconds, and 50 MB less than numba itself.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from stigmergy.agents.columns import Say
 from stigmergy.base.errors import Bug, ConfigError
 from stigmergy.compiled.program import Program
 
-# The folder where compiled code is kept: whole files or none, and only what is ours is believed. No numba.
+# The folder of compiled code: complete files or none, and only our own files are trusted. No numba.
 #
-# To load compiled code is to run it. So a folder or file that belongs to somebody else, or that others can write, is
-# refused; a file that is cut or changed counts as absent; and a folder that cannot be written is used as it is.
+# Loading compiled code means running it. So a folder or file that belongs to somebody else, or that others can write,
+# is refused; a truncated or changed file counts as absent; and a read-only folder is used as it is.
 
 CACHE_VARIABLE = "STIGMERGY_CACHE"
 FOLDERS_PER_KIND_MAX = 64

@@ -1,7 +1,7 @@
-"""Calls inside expressions: what Python has built in and `math` has, with Python's own results; and pure functions.
+"""Calls inside expressions: Python's built-ins and `math`, with Python's own results; and pure functions.
 
-A function of a module, or a method of the agent without a mark, is compiled in place: its arguments become locals,
-and what it returns a value.
+A function of a module, or an unmarked method of the agent, is compiled in place: its arguments become locals, its
+result a value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stigmergy.compiled.sources import MISSING, Source, source_of
 from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, TEXT, Value, ValueKind, constant_of, fits
 from stigmergy.compiled.windows import WindowInfo
 
-# What handlers ask a window for: its length, what it has counted, and fields of its entries, in one loop over them.
+# What handlers ask of a window: its length, its counters, and fields of its entries, in one loop over them.
 
 _REMEDY = 'write len(self.w), self.w.total("x"), mean, lowest, highest, oldest or newest'
 _ENDS = ("oldest", "newest")

@@ -1,6 +1,6 @@
-"""Emits the module of an agent class: `step` and `fold`, each one loop over records with all handlers in their places.
+"""Emits the module of an agent class: `step` and `fold`, each one loop over records with all handlers inlined.
 
-The text depends on the class alone, not on where its lines are, so that what was compiled is found again.
+The text depends only on the class, not on its line numbers, so that compiled code is found again.
 """
 
 from __future__ import annotations

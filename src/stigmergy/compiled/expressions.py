@@ -1,7 +1,7 @@
 """Expressions: from a syntax tree to text that numba compiles, with every check that Python makes and numba does not.
 
-What cannot fail becomes part of a longer text; what can fail is computed on a line of its own, followed by its check,
-so that operands are evaluated from left to right and what is not needed is not evaluated at all.
+Infallible parts become one long text; fallible ones are computed on their own lines, followed by their check, so that
+operands are evaluated from left to right and unneeded ones are not evaluated at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stigmergy.compiled.frames import Frame, RecordView, name_words
 from stigmergy.compiled.sources import MISSING
 from stigmergy.compiled.values import BOOL, FLOAT, INT, REFUSED, TEXT, Value, ValueKind, constant_of, fits, float_text
 
-# Conditions: comparisons, `and`, `or`, `a if b else c`. What is not needed is not evaluated.
+# Conditions: comparisons, `and`, `or`, `a if b else c`. Unneeded parts are not evaluated.
 
 _FLOAT_EXACT_MAX = 2**53
 _COMPARED: dict[type[ast.cmpop], str] = {

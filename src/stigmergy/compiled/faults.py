@@ -1,6 +1,7 @@
-"""Faults: what a place in compiled code reports when it comes to a halt. The texts are those of the interpreted engine.
+"""Faults: what compiled code reports when it halts. The texts are those of the interpreted engine.
 
-Where Python itself raises, its own exception is made by doing what fails: the wording differs between versions.
+Where Python itself raises, its own exception is made by repeating the failing operation: the wording differs between
+versions.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _raised(operation: Callable[[float], object]) -> Exception:
     raise Bug("what always fails has not failed; report it")
 
 
-# What keeps an agent class from being compiled: findings with place, reason and remedy, collected and told at once.
+# Why an agent class cannot be compiled: findings with place, reason and remedy, collected and raised together.
 
 SHOWN_CHARS_MAX = 80
 

@@ -1,4 +1,4 @@
-"""Fields of fixed width: how an annotation is stored, within which bounds, and where the columns of a form lie."""
+"""Fields of fixed width: the storage and bounds of an annotation, and the offsets of the columns of a form."""
 
 from __future__ import annotations
 

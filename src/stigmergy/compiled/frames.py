@@ -1,4 +1,4 @@
-"""Frames: what is known while one function is compiled, and where its lines go. Text in, text out."""
+"""Frames: the context in which one function is compiled, and its output lines. Text in, text out."""
 
 from __future__ import annotations
 

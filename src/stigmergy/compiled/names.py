@@ -1,10 +1,10 @@
-"""The roster of a table: the ids of its agents by number, compact, and found again by hash. No numba.
+"""The roster of a table: the ids of its agents by number, compact, and found by hash. No numba.
 
-A million names of 8 characters take less than 40 MB: their bytes one behind the other, where each begins, and an index.
-The index is a sorted one: an entry is the upper half of the name's hash and the agent's number, and lies in the slot
-that its hash names or, where others are before it, as near behind as it can. So entries are in the order of their
-hashes, and a larger index is made of a smaller one in one pass. Python's own hash is used: it is keyed, so that nobody
-can choose names that are all in each other's way; where entries lie is nobody's business outside.
+A million names of 8 characters take less than 40 MB: their concatenated bytes, their offsets, and an index. The index
+is sorted: an entry is the upper half of the name's hash and the agent's number, and is in the slot that its hash names
+or, if that is taken, as close behind it as possible. So entries are in the order of their hashes, and a larger index is
+made from a smaller one in one pass. It uses Python's own hash, which is keyed, so that nobody can choose names that
+collide; the places of entries stay private.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A program: what reading an agent class has produced, and what the code made of it looks like. No numpy, no numba.
+"""A program: the result of reading an agent class, and the shape of its code. No numpy, no numba.
 
-`reading` turns a class into a `Program` or refuses it, naming the line; `building` turns its source into machine
-code, cached on disk; `table` runs it. The source is a Python module, written to be compiled by numba and readable by
-people, with two functions over flat arrays of bytes.
+`reader` turns a class into a `Program` or refuses it, naming the line; `builder` turns its source into machine code,
+cached on disk; `table` runs it. The source is a Python module for numba that people can read, with two functions over
+flat arrays of bytes.
 
     step(records, start, end, known, flags_of_call, rows, stopped, dirty, kept, actions, others, batched, now, result)
 
@@ -26,7 +26,7 @@ people, with two functions over flat arrays of bytes.
 
 folds kept records with `evolve` alone. A fault there halts it with FAULT.
 
-What a record's head may be is checked before anything else: form, then agent, then stopped, then the values.
+The head of a record is checked before anything else: form, then agent, then stopped, then the values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads an agent class: its fields, messages and the source of its handlers become a Program, or a list of findings.
 
-Nothing is compiled and nothing runs here. What cannot be compiled raises DefinitionError, with every finding of the
-class: file, line, method, reason and remedy.
+Nothing is compiled and nothing runs here. Code that cannot be compiled raises DefinitionError, with every finding of
+the class: file, line, method, reason and remedy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Memory that grows without being copied: the rows of a table. No numba.
 
-Rows lie in anonymous memory of the operating system, which moves pages instead of bytes when there must be more of
-them, and gives none that nobody has touched: a table of a million agents grows in well under a millisecond. Where
-there is much of it, large pages are asked for: they are faster to get and to find.
+Rows are in anonymous memory of the operating system, which moves pages instead of bytes to grow and allocates none that
+nobody has touched: a table of a million agents grows in well under a millisecond. Large areas use huge pages, which are
+faster to allocate and to look up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sources: a function as a syntax tree with the lines of its file, and what the names in it stand for."""
+"""Sources: a function as a syntax tree with the lines of its file, and the meaning of its names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Statements: assignments, branches, loops of fixed length, yields. A `return` becomes a flag that the rest heeds.
+"""Statements: assignments, branches, loops of fixed length, yields. A `return` becomes a flag that later code checks.
 
-A handler is compiled in the place where it is called, inside the loop over records, so that there is no call and
-nothing is copied. Only a halt leaves the loop.
+A handler is compiled where it is called, inside the loop over records, so there is no call and no copy. Only a halt
+leaves the loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a table holds: the names of its agents and their rows, how both grow and get into snapshots. No numba.
+"""The contents of a table: the names of its agents and their rows, how both grow and enter snapshots. No numba.
 
-Rows are there twice: ahead, which steps change, and durable. Which rows ahead have changed is noted in chunks of 256,
-since the last commit and since the last snapshot was begun.
+There are two copies of the rows: ahead, which steps change, and durable. Changed rows are noted in chunks of 256, since
+the last commit and since the last snapshot was begun.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from stigmergy.compiled.names import NameTable
 from stigmergy.compiled.program import DIRTY_SHIFT, Program
 from stigmergy.compiled.rows import Bytes, Rows, fresh_bytes
 
-# Parts of a snapshot: rows and names of a table, compressed, each saying what it is. No numba.
+# Parts of a snapshot: rows and names of a table, compressed, each with its description. No numba.
 #
-# Rows are turned round before they are compressed: the first bytes of all rows, then the second ones, and so on. What
-# a
-# number leaves unused, its sign and its exponent are then long runs that shrink to little, and the noise in the last
-# digits of measured values stands apart and is stored as it is: to try to compress it would take most of the time.
+# Rows are transposed before they are compressed: the first bytes of all rows, then the second ones, and so on. The
+# unused bytes of numbers, their signs and their exponents then form long runs that shrink to little. The noise in the
+# last digits of measured values is separate and stored as it is: compressing it would take most of the time.
 
 PART_FORMAT = 1
 ROWS_BYTES = 1024 * 1024
@@ -278,10 +277,10 @@ def _field(rows: Bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     return field
 
 
-# Carries what was written with another version of an agent class over to today's records and rows. No numba.
+# Converts data of another version of an agent class to today's records and rows. No numba.
 #
-# This is the slow way, and the only one where messages and agents become objects: it goes through the class's own
-# decoders, upcasters and `upcast_state`, so that it ends where the interpreted engine would.
+# This path is slow, and the only one where messages and agents become objects: it uses the class's own decoders,
+# upcasters and `upcast_state`, so that it ends where the interpreted engine would.
 
 NameOf = Callable[[int], str]
 

@@ -1,7 +1,7 @@
-"""A table of compiled agents: rows in one array, records through one loop. Implements core.tables.Table.
+"""A table of compiled agents: rows in one array, records through one loop. Implements `Table` of `agents/columns.py`.
 
-What is hot is one call of machine code for many records; what is rare, such as making an effect that is no batched
-action or saying why a record was not taken, is done here, one by one, in Python. One thread uses a table.
+The hot path is one call of machine code for many records. Rare cases, such as effects that are not batched or reasons
+for refused records, are handled here one by one in Python. One thread uses a table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stigmergy.compiled.reader import read_agent
 from stigmergy.compiled.rows import Bytes, Rows
 from stigmergy.compiled.storage import Image, RowCodec, TableStorage
 
-# One step of a table while it is under way: which records are next, what has come of those before. No numba.
+# One step of a table in progress: the next records, and the results of those before. No numba.
 
 
 class TableStep:
@@ -471,7 +471,7 @@ def _read_only(records: bytes | memoryview) -> Bytes:
     return data
 
 
-# The engine of a compiled agent class: reads it, compiles it or loads what was compiled, and makes its tables.
+# The engine of a compiled agent class: reads it, compiles it or loads the compiled code, and makes its tables.
 
 
 def engine_of(cls: type[Agent]) -> CompiledEngine:

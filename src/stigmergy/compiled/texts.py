@@ -1,4 +1,4 @@
-"""Texts: put together outside of compiled code from constants, numbers in slots and the agent's own name."""
+"""Texts: assembled outside of compiled code from constants, numbers in slots and the agent's own name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an expression comes to while it is compiled: its kind, the text that computes it, and what is known of it."""
+"""The compile-time value of an expression: its kind, the text that computes it, and what is known of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Windows in compiled code: where they lie in a row, and the lines that load them, add an event, and store them.
+"""Windows in compiled code: their place in a row, and the lines that load them, add an event, and store them.
 
-The head of a window is loaded into locals and stored when all that an input causes has succeeded. An entry is written
-at once, into a slot behind those that the stored head knows of: if something fails later, it was never there. A window
-by event time may have entries in its midst that are too old: they are passed over, and taken out when it is stored.
+The head of a window is loaded into locals and stored when everything that an input causes has succeeded. An entry is
+written at once, into a slot behind those of the stored head: if something fails later, it was never there. A window by
+event time may have expired entries in its middle: they are skipped, and removed when it is stored.
 """
 
 from __future__ import annotations

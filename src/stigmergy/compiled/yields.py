@@ -1,6 +1,6 @@
 """Messages: what a `yield` makes. An event becomes a record behind those that are kept, an effect a record of slots.
 
-Of a message all arguments are evaluated first, in the order of the source; then its fields are checked against their
+All arguments of a message are evaluated first, in the order of the source; then its fields are checked against their
 bounds, in the order of their declaration.
 """
 
@@ -306,7 +306,7 @@ def is_factory(default: object) -> bool:
     return type(default).__name__ == "Factory" and type(default).__module__.startswith("msgspec")
 
 
-# Effects: what a `yield` in a @react handler asks for: a template with numbers in slots, and how to make it.
+# Effects: a `yield` in a @react handler becomes a template with numbers in slots, and a way to make it.
 
 TEMPLATES_COUNT_MAX = 1_000
 _WAKE_AFTER_S_MAX = 86_400 * 3660
@@ -463,7 +463,7 @@ def _time_refused(cls: type[Effect], name: str, part: Slot, value: Value) -> Mak
     return make
 
 
-# Decisions: what a `yield` or a refusal in a @decide handler comes to.
+# Decisions: the result of a `yield` or a refusal in a @decide handler.
 
 
 class DecideStatements(EffectStatements):

@@ -1,4 +1,4 @@
-"""The shipping runtime over simulated ports: time, disk, network and chance, all from one seed.
+"""The real runtime over simulated ports: time, disk, network and randomness, all from one seed.
 
 from stigmergy.sim import ALL, World, simulate
 

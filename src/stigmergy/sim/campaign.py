@@ -1,7 +1,7 @@
-"""Many seeds of one scenario, over several processes: what was found, how fast, and one hash over all of it.
+"""Many seeds of one scenario, over several processes: findings, speed, and one hash over all of it.
 
-Seeds run in worker processes, one after the other in each. So a seed that never ends, or that takes its process down,
-costs only itself: it is reported with the node and the stack, and the others go on.
+Seeds run in worker processes, one after the other in each. So a seed that hangs or crashes its process costs only
+itself: it is reported with the node and the stack, and the others go on.
 """
 
 from __future__ import annotations
@@ -361,11 +361,10 @@ def _portable(error: BaseException) -> BaseException:
     return copy
 
 
-# Makes a failing run smaller while it still fails in the same way: fewer faults, fewer agents, a shorter run.
+# Shrinks a failing run while it still fails in the same way: fewer faults, fewer agents, a shorter run.
 #
-# What is left is usually short enough to be read. Smaller is only ever tried, never computed: each candidate is run,
-# and
-# taken if the same promise is broken. Bounded by runs and by time.
+# The result is usually short enough to read. Each smaller candidate is run, and taken if the same promise is broken.
+# Bounded by runs and by time.
 
 RUNS_MAX = 300
 SECONDS_MAX = 120.0

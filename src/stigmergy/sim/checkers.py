@@ -1,7 +1,7 @@
-"""Checkers: each looks at plain evidence and says, in sentences, which promise was broken. One promise a file.
+"""Checkers: each examines plain evidence and reports, in sentences, which promise was broken.
 
-A checker asks nobody who might hide a mistake: it is given what was seen from outside, and returns what is wrong; an
-empty list is good. Users give them evidence of their own as well as the simulator does.
+A checker uses only evidence seen from outside, so that no component can hide its own mistake. It returns findings; an
+empty list is good. Users may pass their own evidence too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from stigmergy.shard.commit import Commit, Signature, digest_commit, genesis_of, statement
 
-# Nothing acknowledged is lost: what a sender was told is durable is in the log of whoever told it so.
+# Nothing acknowledged is lost: an input that was acknowledged as durable is in the log of the node that said so.
 
 FINDINGS_MAX = 20
 
@@ -101,7 +101,7 @@ def digests_of(bodies: Sequence[bytes]) -> list[bytes]:
     return [digest_commit(body) for body in bodies]
 
 
-# Replicas converge: once everything is healed, all replicas of an object are the same, and what they should be.
+# Replicas converge: once everything is healed, all replicas of an object are equal, and correct.
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -147,7 +147,7 @@ def nothing_is_doubled(taken: Iterable[TakenMessage]) -> list[str]:
     return findings
 
 
-# One holder per claim: no two believe at the same moment that the same thing is theirs, and tokens only grow.
+# One holder per claim: no two believe at the same moment that they hold the same thing, and tokens only grow.
 
 
 class Hold(Struct, frozen=True):
@@ -223,7 +223,7 @@ def _s(time_ns: int) -> str:
     return f"{time_ns // 1_000_000_000}.{time_ns // 1_000_000 % 1000:03d} s"
 
 
-# Progress after heal: once everything works again, everybody runs and everything comes to its end, in time.
+# Progress after heal: once everything works again, every node runs and everything finishes in time.
 
 
 class Settling(Struct, frozen=True):
@@ -263,7 +263,7 @@ def everything_makes_progress(nodes: Iterable[Settling]) -> list[str]:
     return findings
 
 
-# Safe action in time: whoever has heard nothing for T is made safe within T and a tick, whatever else happens.
+# Safe action in time: an agent that has heard nothing for T is made safe within T and a tick, whatever else happens.
 
 TICK_NS = 300_000_000
 """How late a safe action may be, seen from outside: a turn of the host, and the way to the device."""

@@ -1,4 +1,4 @@
-"""A simulated disk for one machine: it forgets what was not synced, fails where it is told to, and counts every call.
+"""A simulated disk for one machine: it loses what was not synced, fails where it is told to, and counts every call.
 
     disk = SimDisk(random.Random(seed))
     journal = open_journal("sqlite:fleet.db", identity, inline=True, vfs=disk.vfs, files=disk)
@@ -10,7 +10,7 @@ Faults are drawn from the given randomness or planned by call number, so the sam
 OSError; the VFS on top translates them for SQLite. After a crash every open file is dead, and every call fails until
 `restart`.
 
-The caller must call `close` when done with the disk: the VFS is registered in the whole process.
+Call `close` when done with the disk: the VFS is registered in the whole process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from stigmergy.sim.platter import DiskFolder, Inode, Truncate, Write, tear
 
 # SQLite's view of a SimDisk: a VFS under which the real journal runs. Translates errors, keeps SQLite's locks.
 #
-# apsw raises what a callback raised, if SQLite reports the failure; the code that SQLite sees comes from the
-# exception.
+# apsw raises what a callback raised, if SQLite reports the failure; the code that SQLite sees comes from the exception.
 # So every error of the disk becomes the exception with the code that the real VFS would give.
 
 _numbers = itertools.count(1)

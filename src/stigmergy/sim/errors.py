@@ -6,9 +6,9 @@
     ├── StepsExceeded       main was not done after the stated number of callbacks, in all or at one moment
     ├── NoProgress          a node takes turn after turn for something that none of them serves
     ├── NotSimulated        threads, sockets, processes and signals do not exist in virtual time
-    └── FailureIgnored      a task or a callback raised, and nobody looked at the exception
+    └── FailureIgnored      a task or a callback raised, and nobody retrieved the exception
 
-A message names the seed, which leads to the same error again.
+A message names the seed, which reproduces the error.
 """
 
 from stigmergy.base.errors import StigmergyError

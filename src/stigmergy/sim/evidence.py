@@ -1,4 +1,4 @@
-"""What a run of a simulated fleet left behind, put before the checkers. Everything in it was seen from outside."""
+"""What a run of a simulated fleet left behind, as input of the checkers. Everything in it was seen from outside."""
 
 from __future__ import annotations
 

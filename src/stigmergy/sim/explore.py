@@ -1,4 +1,4 @@
-"""Tries every order in which a small system can do what it can do, to a bound, and prints the first wrong turn.
+"""Tries every order of the steps of a small system, to a bound, and prints the first wrong one.
 
     class Lock(Model[State]):
         def initial(self) -> Iterable[State]: ...
@@ -8,12 +8,12 @@
     found = explore(Lock(), depth_max=20)
     assert found.counterexample is None, found.schedule()
 
-A state is a value: hashable, equal when it is the same. Every state is looked at once, however many ways lead to it,
-and in the order of its distance from the beginning; so a counterexample is as short as there is one. The search is
-exhaustive if `complete`: no bound has cut it. It draws nothing, so two runs look at the same states in the same order,
-as long as a model never iterates over a set.
+A state is a value: hashable, equal when it is the same. Every state is visited once, however many paths lead to it, in
+the order of its distance from the beginning; so a counterexample is as short as possible. The search is exhaustive if
+`complete`: no bound has cut it. It uses no randomness, so two runs visit the same states in the same order, as long as
+a model never iterates over a set.
 
-Models should call the code that ships wherever it is pure. A model that only resembles it proves its own resemblance.
+Models should call the shipped code wherever it is pure. A model that only resembles it proves only the resemblance.
 """
 
 from __future__ import annotations
@@ -157,15 +157,14 @@ class _Search(Generic[S]):
         return tuple(reversed(moments))
 
 
-# Searches for dead ends: states of a small system from which, without further faults, it never comes to its end.
+# Searches for dead ends: states of a small system from which, without further faults, it never finishes.
 #
 #     found = explore_to_the_end(model)          # as `explore`, and a dead end is wrong, too
 #     assert found.counterexample is None, found.schedule()
 #
-# What must never be is not all that is promised: a node that does nothing does nothing wrong. So all steps are
-# remembered, and from the states in which everybody has what they wanted it is gone back along those that are no
-# faults.
-# A state that is not met on the way is a dead end. If the search was cut by a bound, nothing is said of ends.
+# Safety is not all that is promised: a node that does nothing does nothing wrong. So all steps are remembered, and from
+# the finished states the search goes back along steps that are not faults. A state that it does not meet is a dead end.
+# If a bound cut the search, it reports nothing about ends.
 
 
 class EndingModel(Model[S], Protocol[S]):

@@ -1,10 +1,10 @@
-"""What can go wrong in a simulated fleet: each fault a small value with a name, drawn from the range that it states.
+"""What can go wrong in a simulated fleet: each fault a small named value, drawn from its stated range.
 
     plan = draw_plan(ALL, chance, nodes, for_ms=30_000)      # what this seed lets go wrong, and when
     plan = [planned for planned in plan if planned.number in (2, 7)]
 
-A plan is numbers only, so that it is the same on every machine, can be printed, and can be made smaller. Carrying it
-out is for `breaking`.
+A plan is numbers only, so it is the same on every machine, can be printed, and can be shrunk. `sim/fleet.py` carries it
+out.
 """
 
 from __future__ import annotations

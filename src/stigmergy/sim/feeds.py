@@ -1,8 +1,8 @@
-"""Whoever tells the agents of a node something from outside, and survives its crashes: a feed for each machine.
+"""External senders to the agents of a node, which survive its crashes: a feed for each machine.
 
-What is observed is numbered and sent again until it is acknowledged; commands are asked until they are answered. In
-between lies the node's link: loss, doubles, delay. A feed remembers what it was told is durable; that is the evidence.
-When an operator has replaced the machine with a fresh one, what the old one had acknowledged is gone with its disk; the
+Observations are numbered and sent again until they are acknowledged; commands are sent until they are answered. In
+between is the node's link: loss, duplicates, delay. A feed remembers what was acknowledged as durable; that is the
+evidence. When an operator has replaced the machine, everything the old one had acknowledged is gone with its disk; the
 feed starts again at 1, with what was not acknowledged yet, under the name of the new incarnation.
 """
 

@@ -4,8 +4,8 @@
     fleet = SimFleet(run, Setup(my_fleet, agents=16, faults=ALL))
     await fleet.start(); …; fleet.heal(); …; await fleet.stop()
 
-Agents are placed on machines; each machine has its own journal, clock and key. It watches and records; it decides
-nothing about what is right: that is for the checkers.
+Agents are placed on machines; each machine has its own journal, clock and key. It watches and records; the checkers
+decide what is right.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from stigmergy.sim.run import Run
 from stigmergy.sim.services import SimServices
 from stigmergy.sim.timeline import Chronicle, TimelineEntry
 
-# Which agents there are in a simulated fleet, and on which machine each of them lives.
+# The agents of a simulated fleet, and the machine of each.
 
 NODES_DEFAULT_MAX = 4
 NODES_MAX = 1_000
@@ -108,7 +108,7 @@ def place_agents(addresses: Sequence[str], nodes: int | None) -> dict[str, tuple
     return {name: tuple(addresses[place::count]) for place, name in enumerate(names)}
 
 
-# Says messages for people, as the timeline has them: a name and its fields, and of shared fields what was changed.
+# Formats messages for the timeline: a name and its fields, and the changes of shared fields.
 
 SHOWN_CHARS_MAX = 160
 TAG_FIELDS = ("type",)
@@ -147,7 +147,7 @@ def _place(path: list[Any]) -> str:
     return "/".join(map(str, path))
 
 
-# Carries out what a seed has planned to go wrong, fault by fault, and heals all of it at the end.
+# Carries out the planned faults of a seed, one by one, and heals all of them at the end.
 
 MS = 1_000
 PER_MILLE = 1_000

@@ -1,8 +1,8 @@
 """The links of a simulated fleet: how well each node is connected, on its bus, its mesh and to its sensors alike.
 
-A bus runs over a connection that repeats what is lost (TCP): loss shows as delay, and as a connection that breaks when
-too much in a row is lost. What a session holds comes again then. Order on a connection is kept; messages are doubled
-and overtaken when it was broken in between. The mesh has no such mercy.
+A bus runs over a connection that repeats what is lost (TCP): loss shows as delay, and too much loss in a row breaks the
+connection. Then the messages of a session come again. Order on a connection is kept; duplicates and overtaking happen
+only across a break. The mesh has no such protection.
 """
 
 from __future__ import annotations
@@ -269,11 +269,10 @@ class Links:
         self._network.set_link(sender, to, None if faults == LinkFaults(delay_s_max=LATE_S_MAX) else faults)
 
 
-# The Ledger port over a node's own bad link: one ordered log for the fleet, and a way to it that loses and delays.
+# The Ledger port over a node's own bad link: one ordered log for the fleet, over a link that loses and delays.
 #
-# The log itself is never wrong and survives everything: it stands for a majority of machines elsewhere. What is
-# uncertain
-# is what a node hears of it: whether an append was written, and when what others wrote is seen.
+# The log itself is never wrong and survives everything: it stands for a majority of machines elsewhere. What a node
+# learns of it is uncertain: whether an append was written, and when writes of others are seen.
 
 LATE_MS_MAX = 5_000
 """An append whose fate is unknown may be written so much later."""

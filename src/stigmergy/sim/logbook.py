@@ -1,11 +1,11 @@
 """The logbook: every commit that became durable on a simulated machine, over all its lives, dropped or not.
 
-It sits between the host and its journal (`WatchedJournal`), so it knows what was acknowledged and what was only under
-way. After each restart the journal must hold all that was durable, bit for bit, and beyond it nothing but the group
-that was under way, all of it or nothing. The logbook folds what it sees, so that a recovered state has something to be
-compared with that no snapshot ever touched.
+It is between the host and its journal (`WatchedJournal`), so it knows what was acknowledged and what was only in
+progress. After each restart the journal must hold everything durable, bit for bit, and beyond it only the group in
+progress, all of it or nothing. The logbook folds what it sees, so that a recovered state can be compared with one that
+no snapshot ever touched.
 
-What is wrong is a sentence in `findings`. The program under simulation never reads any of this.
+Each problem is a sentence in `findings`. The program under simulation never reads any of this.
 """
 
 from __future__ import annotations

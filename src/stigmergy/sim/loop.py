@@ -4,21 +4,20 @@
     result = run(main(), seed=7, shuffle=True)    # other legal orders, one for each seed
 
 When nothing is ready, time jumps to the next timer. The loop never waits, opens no socket, starts no thread or process:
-whatever would do so raises NotSimulated. It never runs for ever: a deadlock, a virtual deadline, a count of steps in
-all or at one moment end the run with an error that names the tasks and the lines they wait at. Nothing fails silently:
-an exception that nobody retrieved fails the run. Tasks are held until they are done, so that no garbage collection
-decides over them.
+such calls raise NotSimulated. It always ends: a deadlock, a virtual deadline, a number of steps in all or at one moment
+end the run with an error that names the tasks and the lines they wait at. Nothing fails silently: an exception that
+nobody retrieved fails the run. Tasks are held until they are done, so that garbage collection does not affect them.
 
-Order: ready callbacks run first in, first out, as asyncio promises; timers by due time, then as set. `shuffle`
-permutes only what asyncio leaves open: timers due at the same instant, and neighbouring wake-ups of tasks within one
-tick. A plain callback (call_soon, a future's done callback) is a fence that no wake-up crosses in either direction,
-because programs may count on the order of callbacks.
+Order: ready callbacks run first in, first out, as asyncio promises; timers by due time, then as set. `shuffle` permutes
+only what asyncio leaves open: timers due at the same instant, and adjacent wake-ups of tasks within one tick. A plain
+callback (call_soon, a future's done callback) is a fence that no wake-up crosses in either direction, because programs
+may rely on the order of callbacks.
 
-An *actor* is a part of the run that can be held up alone, a machine for instance: whatever was begun in a context with
-`ACTOR` set belongs to it. While an actor is held, nothing of it runs; time goes on, and everybody else does.
+An *actor* is a part of the run that can be paused alone, a machine for instance: everything started in a context with
+`ACTOR` set belongs to it. While an actor is held, nothing of it runs; time and everything else go on.
 
-The caller must keep other disorder out: iteration over sets, id() and hash(), and what in asyncio holds tasks in sets:
-wait, as_completed, TaskGroup, all_tasks.
+The caller must avoid other sources of disorder: iteration over sets, id() and hash(), and what in asyncio holds tasks
+in sets: wait, as_completed, TaskGroup, all_tasks.
 """
 
 from __future__ import annotations
@@ -553,11 +552,11 @@ for _name in _REFUSED.split():
     setattr(VirtualLoop, _name, _refusal(_name))
 
 
-# Simulated clocks and chance: the Clock and Entropy ports over a VirtualLoop and a seed.
+# Simulated clocks and randomness: the Clock and Entropy ports over a VirtualLoop and a seed.
 #
-# A SimClock reads virtual time; it never moves it. Its faults change what one device believes: a wall clock that
-# jumps, drifts, stands still or starts in 1970; an oscillator that makes the monotonic clock run fast or slow. The
-# monotonic clock never goes back, whatever is done here. Give each simulated device its own clock and its own entropy.
+# A SimClock reads virtual time; it never moves it. Its faults change what one device believes: a wall clock that jumps,
+# drifts, stands still or starts in 1970; an oscillator that makes the monotonic clock run fast or slow. The monotonic
+# clock never goes back, whatever is done here. Give each simulated device its own clock and its own entropy.
 
 PARTS_PER_MILLION = 1_000_000
 DRIFT_PPM_MAX = 500_000

@@ -1,8 +1,8 @@
-"""One machine of a simulated fleet over all its lives: who starts it again, and who replaces it when its disk is bad.
+"""One machine of a simulated fleet over all its lives: restarts it, and replaces it when its disk is bad.
 
-What an init system does: a node that is down or has stopped by itself is started again, after a moment. What an
-operator does: a node whose journal is refused gets a fresh disk and a new incarnation, and keeps its name and its key;
-what was only on that disk is gone, and everybody who keeps marks must take the new one for what it is.
+As an init system, it restarts a node that is down or has stopped by itself, after a moment. As an operator, it gives a
+node whose journal is refused a fresh disk and a new incarnation, under the same name and key; data that was only on
+that disk is gone, and everybody who keeps marks must treat the new one as new.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stigmergy.sim.node import SimNode
 from stigmergy.sim.peers import Receiver
 from stigmergy.sim.run import Run
 
-# A declaration made fit for the simulator: nothing in it reaches a real device, unless that is asked for.
+# A declaration adapted to the simulator: nothing in it reaches a real device, unless you ask for it.
 
 
 def equip(fleet: Declaration, receiver: Receiver, *, devices: bool) -> Declaration:

@@ -1,4 +1,4 @@
-"""A network of meshes in one process, as bad as a test wants it: nodes are names, faults are drawn from a seed.
+"""A network of meshes in one process, with configurable faults: nodes are names, faults are drawn from a seed.
 
     network = Network(seed=7)
     mesh = network.mesh("drone-7")                        # the Mesh port
@@ -8,8 +8,8 @@
     network.heal()                                        # cuts and partitions are over; `calm` ends faults as well
     network.crash("drone-7")                              # its mesh is dead; network.mesh("drone-7") is its next life
 
-Runs on any event loop; in virtual time one seed gives one history, on every machine: chances are compared and delays
-computed by operations that IEEE 754 rounds exactly. Each sender has a stream of chance of its own, so that one more
+Runs on any event loop; in virtual time one seed gives one history, on every machine: probabilities are compared and
+delays computed by operations that IEEE 754 rounds exactly. Each sender has its own random stream, so that one more
 datagram here changes no fault there. Without faults nothing is lost and everything arrives in order, 1 ms later.
 """
 

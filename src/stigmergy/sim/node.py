@@ -1,4 +1,4 @@
-"""One simulated machine: the shipping host on a disk that fails, with clocks that jump, on virtual time.
+"""One simulated machine: the real host on a disk that fails, with clocks that jump, in virtual time.
 
     world = Run(seed=7)                                     # inside world.run(...)
     node = SimNode(world, declare_fleet)
@@ -6,8 +6,8 @@
     node.disk.fail(node.disk.calls + 5, Fault.POWER_LOSS)
     await node.lose_power(); await node.start()             # or kill(), or stop()
 
-Nothing of the node survives a crash but its disk and, outside of it, whoever sends to it and carries out its orders.
-Everything that happens is recorded in the world's trace; two runs of one seed have the same hash.
+Only the disk of a node survives a crash, and, outside of it, its senders and the receivers of its orders. Everything
+that happens is recorded in the world's trace; two runs of one seed have the same hash.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.run import Run
 from stigmergy.uplink.rules import UplinkRule
 
-# A folder of a simulated disk, as the journal in segments needs it.
+# A folder of a simulated disk, for the journal in segments.
 
 
 class SimFolder:

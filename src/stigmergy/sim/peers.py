@@ -1,7 +1,8 @@
-"""The devices of a simulated node, which survive its crashes.
+"""The peers of a node that survive its crashes: a receiver of its orders, senders, callers.
 
 The receiver keeps marks: it remembers keys, carries out each order once, and notices an order that it should never have
-got.
+got. A sender numbers its inputs and repeats them until they are acknowledged; a caller repeats a command until it is
+answered, and sometimes after that. Between them and the node is a network that loses, delays and repeats.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What a power loss leaves of a file system: files as programs see them, and as the platter has them.
 
-It plans no faults of its own. A change is first seen by programs only. A sync makes it durable. A power loss keeps,
-loses or tears each change that was not synced, independently of the others; so later changes may survive earlier
-ones, within a file and between files. Tearing keeps or loses whole sectors: a sector is the one thing that a disk
-writes entirely or not at all.
+It plans no faults itself. At first only programs see a change. A sync makes it durable. A power loss keeps, loses or
+tears each unsynced change, independently of the others; so later changes may survive earlier ones, within a file and
+between files. Tearing keeps or loses whole sectors: a disk writes a sector entirely or not at all.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One run of virtual time: its loop, its trace, its randomness and the disks that are taken down with it.
+"""One run of virtual time: its loop, its trace, its randomness and its disks.
 
     run = Run(seed=7)
     result = run.run(main())                  # once
 
-Everything that happens in the run is told to `record`; two runs of one seed have the same hash.
+Everything that happens in the run is reported to `record`; two runs of one seed have the same hash.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from stigmergy.shard.commit import HashAlgorithm
 from stigmergy.sim.disk import SimDisk
 from stigmergy.sim.loop import STEPS_MAX, VirtualLoop
 
-# What happened in a simulation, folded into one hash: two runs are the same if their hashes are.
+# The events of a simulation, folded into one hash: two runs are the same if their hashes are.
 #
 # The hash covers the bytes of every record: when, where, what, with which details. Details are encoded by msgspec with
 # sorted maps and sets, so neither PYTHONHASHSEED nor addresses, insertion order or locale reach it; what has no such
 # encoding (an arbitrary object, whose representation would hold an address) raises TypeError.
 #
-# Memory is bounded: kept are the last records, cut to a length, for people, and some checkpoints of the hash. When two
-# runs differ, rigs/trace_difference.py names the record, or the range to record again with `keep_from`. The program
-# under simulation never reads a trace.
+# Memory is bounded: it keeps the last records, cut to a length, for people, and some checkpoints of the hash. When two
+# runs differ, `first_difference` names the record, or the range to record again with `keep_from`. The program under
+# simulation never reads a trace.
 
 RECORDS_KEPT_MAX = 1_000
 DETAIL_BYTES_KEPT_MAX = 512

@@ -1,7 +1,7 @@
-"""What runs on each machine of a simulated fleet beside its host: the one place where that is put together.
+"""What runs on each machine of a simulated fleet beside its host, assembled in one place.
 
-A fleet with shared or ordered fields gets what the wiring gives it: replicas over a mesh, or over its bus, with the
-members that these know of, and claims on a ledger. Which way they gossip the seed decides.
+A fleet with shared or ordered fields gets what the real wiring gives it: replicas over a mesh, or over its bus, with
+the members that these know, and claims on a ledger. The seed decides how they gossip.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Runs a test in a simulated fleet: one seed, or many of them until one fails, and says how to see the failure again.
+"""Runs a test in a simulated fleet: one seed, or many until one fails, and says how to reproduce the failure.
 
     @simulate(fleet, agents=16, seeds=200, faults=ALL)
     def test_never_two_greens(world: World) -> None:
         world.always(lambda: world.count("phase", GREEN, per="crossing") <= 1)
         world.eventually(world.converged, within_s=30)
 
-The test function is called at the beginning of each run; what it says must hold is looked at while the run goes on. An
-`async` one is a script that runs in virtual time. Work and faults last `for_s` seconds; then everything is healed, and
-everything must come to its end.
+The test function is called at the beginning of each run; its conditions are checked while the run goes on. An `async`
+one is a script that runs in virtual time. Work and faults last `for_s` seconds; then everything is healed, and
+everything must finish.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happened in a simulation, node by node, for people: entries, and a text with a column for each node.
+"""The events of a simulation, node by node, for people: entries, and a text with a column for each node.
 
 A chronicle is kept only when somebody will read it: the run is repeated for that. It never influences the run. Memory
 is bounded: the last ENTRIES_MAX entries.

@@ -6,8 +6,8 @@
         world.always(lambda: world.count("phase", GREEN, per="crossing") <= 1)
         world.eventually(world.converged, within_s=30)
 
-What is looked at is durable state, folded by the simulator from what each node has on disk; no node is asked, so that a
-mistake of the runtime cannot hide itself, and a node that is down has a state too.
+Conditions see durable state, folded by the simulator from each node's disk. No node is asked, so that a bug of the
+runtime cannot hide itself, and a node that is down has a state too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What users of stigmergy test with: contract suites for adapters of their own, and builders for what those need.
+"""Test tools for users of stigmergy: contract suites for their own adapters, and the builders that those need.
 
-It needs pytest and the public API, nothing else.
+They need pytest and the public API, nothing else.
 """
 
 from stigmergy.testing.scenario import Scenario, given

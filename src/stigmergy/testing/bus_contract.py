@@ -1,12 +1,12 @@
-"""What every bus must do, as tests: inherit them to prove an adapter of your own. Needs pytest and nothing else.
+"""What every bus must do, as tests: inherit them to prove your own adapter. Needs only pytest.
 
     class TestMyBus(BusContract):
         @pytest.fixture
         def rig(self, tmp_path):
             return MyRig(tmp_path)
 
-A rig stands for one fresh broker and the links to it: see `testing/bus_rig.py`. Rights, TLS and what a protocol's
-options do are particular to a technology; test those in the adapter's own suite.
+A rig stands for one fresh broker and the links to it: see `testing/bus_rig.py`. Test rights, TLS and protocol options
+in the adapter's own suite.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the bus contract is played on: a broker with links that can be cut, and receivers that remember.
+"""The rig of the bus contract: a broker with links that can be cut, and receivers that remember.
 
-Programs of your own may use it too: `wait_until`, `Heard` and `Marking` help to test whatever talks over a bus.
+Your own programs may use it too: `wait_until`, `Heard` and `Marking` help to test anything on a bus.
 """
 
 from __future__ import annotations

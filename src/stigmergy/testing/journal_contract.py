@@ -1,13 +1,13 @@
-"""What every journal must do, as tests: inherit them to prove an adapter of your own. Needs pytest and nothing else.
+"""What every journal must do, as tests: inherit them to prove your own adapter. Needs only pytest.
 
     class TestMyJournal(JournalContract):
         @pytest.fixture
         def open_journal(self, tmp_path):
             return lambda identity: my_adapter.open_journal(f"my:{tmp_path}/fleet", identity)
 
-`open_journal` opens the same place each time within a test and a fresh one for each test. Loss of power, damage and
-full disks are particular to a technology; test those in the adapter's own suite. A journal that is files inherits
-FileJournalContract instead: it says what must happen when somebody takes such a file away.
+`open_journal` opens the same place each time within a test and a fresh one for each test. Test power loss, damage and
+full disks in the adapter's own suite. A journal on files inherits FileJournalContract instead: it says what must happen
+when such a file is taken away.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What every ledger must do, as tests: inherit them to prove an adapter of your own. Needs pytest and nothing else.
+"""What every ledger must do, as tests: inherit them to prove your own adapter. Needs only pytest.
 
     class TestMyLedger(LedgerContract):
         @pytest.fixture
         def open_ledger(self, tmp_path):
             return lambda name: my_adapter.open_ledger(f"my:{tmp_path}/ledger", name)
 
-`open_ledger` opens another connection to the same place each time within a test, and a fresh place for each test. What
-is particular to a technology (loss of power, damage, elections) belongs into the adapter's own suite.
+`open_ledger` opens another connection to the same place each time within a test, and a fresh place for each test. Test
+what is specific to a technology (power loss, damage, elections) in the adapter's own suite.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Checks recorded histories of a ledger, and of what is held through it: whether one order explains what all have seen.
+"""Checks recorded histories of a ledger and of its claims: whether one order explains what all have seen.
 
     appends and reads          log_violations(history, log)
     grants and beliefs         holding_violations(holds)
     actions behind a fence     fence_violations(actions)
 
 Each returns sentences; an empty list is good. A history is linearizable if every operation can be given a moment
-between its start and its end, so that all of them, one after the other, do what a single ledger would have done. To
-find that out is hard in general. Here the order of what was written is known, because a log has positions and grants
-have tokens: each write is put at the earliest moment that its start, and everything before it in that order, allow. If
-that is too late for one of them, no other choice would have been earlier. So it takes one pass, and is exact both
-ways.
+between its start and its end, so that all of them, one after the other, do what a single ledger would have done. That
+is hard to decide in general. Here the order of writes is known, because a log has positions and grants have tokens:
+each write is put at the earliest moment that its start, and everything before it in that order, allow. If that is too
+late for one of them, no other choice would have been earlier. So one pass is enough, and exact both ways;
+`explained_by_search` tries all orders instead, for small histories, and the tests compare the two.
 
 Times are nanoseconds of one clock: processes of one machine share its monotonic one. Two operations that touch in one
-moment may stand in either order. What ended without an answer is UNKNOWN: it may have happened at any time since its
-start, or never, but once at most.
+moment may be in either order. An operation without an answer is UNKNOWN: it may have happened at any time since its
+start, or never, but at most once.
 """
 
 from __future__ import annotations

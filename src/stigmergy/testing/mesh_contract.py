@@ -1,13 +1,13 @@
-"""What every mesh must do, as tests: inherit them to prove an adapter of your own. Needs pytest and nothing else.
+"""What every mesh must do, as tests: inherit them to prove your own adapter. Needs only pytest.
 
     class TestMyMesh(MeshContract):
         @pytest.fixture
         def rig(self, tmp_path):
             return MyRig(tmp_path)
 
-A rig stands for one network that has just been built, on which nothing is lost on purpose: see MeshRig. A mesh may lose
-anything, so the suite sends again what must arrive; it never asserts that a datagram arrives at the first try. How an
-adapter finds its peers, and whom it believes, is particular to a technology: test that in its own suite.
+A rig stands for one fresh network without deliberate loss: see MeshRig. A mesh may lose anything, so the suite repeats
+what must arrive; it never asserts that a datagram arrives at the first try. Test how an adapter finds its peers, and
+whom it believes, in its own suite.
 """
 
 from __future__ import annotations

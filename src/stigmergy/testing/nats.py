@@ -4,7 +4,7 @@
         fleet.running(ledger=f"{cluster.url}?replicas=3")
         cluster.kill(cluster.leader_of("STIG_LEDGER_delivery"))
 
-All of them listen on free ports of loopback, and die with the process that has started them.
+All of them listen on free loopback ports, and die with the process that started them.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     proxy.cut()                     # connections end at once, new ones are refused
     proxy.restore()
 
-Its methods are called on the event loop that it was started in.
+Call its methods on the event loop that it was started in.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     given(Drone).when(BatteryMeasured(percent=12)).then(Land(reason="battery"))
 
-It runs on the real shard, step and seal. Beside what a test asks for, every input is checked for what the framework
-relies on: messages and state survive their encoding, `decide` and `react` change nothing, handlers called twice give
-the same, and a replay of the commits ends in the same state.
+It runs on the real shard, step and seal. Besides the test's own expectations, every input is checked for what the
+framework relies on: messages and state survive their encoding, `decide` and `react` change nothing, handlers called
+twice give the same, and a replay of the commits ends in the same state.
 """
 
 from __future__ import annotations
@@ -104,11 +104,10 @@ def _has_all(field: Any, count: int, expected: object) -> bool:
     return count == len(expected) and all(one in field for one in expected)
 
 
-# Watches an agent's handlers while a shard runs them: what do they change, and do they give the same twice.
+# Watches an agent's handlers while a shard runs them: what they change, and whether they give the same twice.
 #
-# It wraps the handlers of a plan, so that they are watched at their real moment, with their real state and time. What
-# it
-# finds is collected, not raised: the shard would take it for a fault of the handler.
+# It wraps the handlers of a plan, so it sees them at their real moment, with their real state and time. Findings are
+# collected, not raised: the shard would take an exception for a fault of the handler.
 
 YIELDED_COUNT_MAX = 10_000
 """A handler that yields more is cut off here; the shard refuses it long before."""

@@ -1,12 +1,12 @@
-"""A small vehicle that speaks real MAVLink over UDP, for tests of fleets that fly: it takes off, lands, and misbehaves.
+"""A small vehicle that speaks real MAVLink over UDP, for tests of flying fleets: it takes off, lands, and misbehaves.
 
     vehicle = SimulatedVehicle("127.0.0.1", port, pace=20)     # twenty seconds of flight in one of ours
     async with vehicle:
         ...
-        vehicle.faults.drop = 0.3                              # of three datagrams in ten nothing is heard
+        vehicle.faults.drop = 0.3                              # three datagrams in ten are lost
         vehicle.refuse[Order.ARM] = Result.DENIED
 
-It flies like a lift on rails and is no model of anything; what it has right is the conversation.
+It models no flight dynamics; only the conversation is realistic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an exit code means, and which error ends in which. A script may rely on these numbers."""
+"""The meaning of exit codes, and which error ends in which. Scripts may rely on these numbers."""
 
 from __future__ import annotations
 

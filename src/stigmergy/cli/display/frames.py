@@ -1,4 +1,4 @@
-"""What one frame of the live view shows, as lines of at most so many columns. Pure: asks nobody and draws nothing."""
+"""One frame of the live view, as lines of bounded width. Pure: asks nobody and draws nothing."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from stigmergy.nats.servers.status import ClusterStatus, FleetSeen, LedgerSeen
 
 
-# Looks at a running node again and again, through one connection, and works out what changes each second.
-#
-# A node that is not there, or not any more, is not an error here: a look says so, and the next one tries again.
+# Polls a running node through one connection, and computes rates per second. A node that is down is not an error here:
+# the sample says so, and the next one tries again.
 
 ANSWER_S_MAX = 10.0
 """A node that takes longer counts as one that does not answer."""
@@ -432,7 +431,7 @@ def _wrapped(text: str, columns: int) -> Iterator[Cell]:
     yield line
 
 
-# How a cluster stands, as lines for people. Pure: asks nobody and draws nothing.
+# The state of a cluster, as lines for people. Pure: asks nobody and draws nothing.
 
 STREAMS_SHOWN_MAX = 40
 CONSUMERS_SHOWN_MAX = 20

@@ -1,8 +1,8 @@
 """What commands print: results on stdout, messages on stderr; for people with few colours, for programs as JSON.
 
-With --json stdout has one JSON document, or one a line for what is a stream, and nothing else. Text that came from
-outside is never printed raw: control characters would move the terminal's cursor, and marks of direction would show
-one text as another. In JSON such characters are escaped, so that a reader gets them as they were.
+With --json stdout has one JSON document, or one per line for a stream, and nothing else. Text from outside is never
+printed raw: control characters would move the terminal's cursor, and direction marks would show one text as another. In
+JSON such characters are escaped, so a reader gets them unchanged.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _text(cells: Iterable[Cell]) -> Text:
     return text
 
 
-# The parser of the command line: an error is an error like any other, one sentence, and JSON if that is asked for.
+# The parser of the command line: its errors look like all others, one sentence, and JSON if requested.
 
 
 class Parser(argparse.ArgumentParser):
@@ -201,7 +201,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-# Which version this is, as the installed package says.
+# The version of the installed package.
 
 
 def version() -> str:
@@ -212,14 +212,13 @@ def version() -> str:
         return "unknown"
 
 
-# Shows how far a long job has come: one line on stderr, on a terminal only, never with --json, and gone at the end.
+# Shows the progress of a long job: one line on stderr, on a terminal only, never with --json, and removed at the end.
 #
 #     with Progress(output, "verifying", "commits") as progress:
 #         for done in verification.run_slowly():
 #             progress.show(done, verification.commits_expected)
 #
-# A job that is quick shows nothing. The caller may tell its progress as often as it likes; the line is written at most
-# ten times a second.
+# A quick job shows nothing. Report progress as often as you like; the line is written at most ten times a second.
 
 QUIET_S = 0.5
 """A job that takes no longer than this shows nothing."""

@@ -1,6 +1,6 @@
 """Finds what a command is about: the configuration, the journal, the socket of a running node, the fleet's module.
 
-In the order in which they count: what the command line says, `stigmergy.toml`, the one journal in the current folder.
+In order of precedence: the command line, `stigmergy.toml`, the one journal in the current folder.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _which(what: str, found: list[Path], option: str) -> str:
     return f"there is more than one {what} in this folder ({names}); choose with {option}"
 
 
-# Asks a running node through its socket, or a fleet on several workers through NATS.
+# Sends requests to a running node through its socket, or to a fleet on several workers through NATS.
 
 LOOK_S_MAX = 10.0
 """A node that runs has an answer to these at once; who looks at one that hangs is to learn that it does."""

@@ -1,7 +1,7 @@
-"""The terminal of a live view: its other screen, keys without Enter, its size; and all of it given back at the end.
+"""The terminal of a live view: alternate screen, keys without Enter, its size; everything is restored at the end.
 
-Signals only wake the wait; what is to be done about them is done in the loop of the caller, where the terminal is in a
-known state. SIGTERM and Ctrl-C end the view, Ctrl-Z gives the terminal back until the shell goes on with us.
+Signals only wake the wait; the caller's loop handles them, where the terminal is in a known state. SIGTERM and Ctrl-C
+end the view, Ctrl-Z restores the terminal until the shell resumes us.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A new project: whether its name will do, and the text of its files. Writes nothing.
+"""A new project: checks its name and makes the text of its files. Writes nothing.
 
-A template is the file itself with `@module@`, `@Kind@` and `@name@` in it: what a user gets can be read there.
+A template is the file itself with `@module@`, `@Kind@` and `@name@` in it, so you can read what a user gets.
 """
 
 from __future__ import annotations

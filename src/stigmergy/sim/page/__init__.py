@@ -1,6 +1,6 @@
-"""The timeline of a simulation as one HTML page that needs nothing else: no network, no server.
+"""The timeline of a simulation as one self-contained HTML page: no network, no server.
 
-The page is a template with its style and program in it; what happened is put into it as JSON.
+The page is a template with its style and program in it; the events are inserted as JSON.
 """
 
 from __future__ import annotations

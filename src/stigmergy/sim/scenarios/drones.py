@@ -1,7 +1,7 @@
-"""Drones that fly missions for a tower each: commands, sensors, actions, silence, and news over the bus.
+"""Drones that fly missions for a tower each: commands, sensors, actions, silence, and messages over the bus.
 
-Each drone measures its battery once a second and must hear of its beacon every two; otherwise it hovers. A mission is
-started, photographs are taken on the way, and the tower, on another node perhaps, counts what drones say about it.
+Each drone measures its battery once a second and must hear its beacon every two; otherwise it hovers. Missions start,
+drones take photographs on the way, and the tower, perhaps on another node, counts their reports.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A garage with several doors: who is inside is shared by all of them, the gate behind them is one door's at a time.
+"""A garage with several doors: all doors share the set of cars inside; one door at a time holds the gate behind them.
 
-All three kinds of state at work: each door counts its cars, the set of cars and their total converge, the gate is
-claimed, held for a moment and given back.
+It uses all three kinds of state: each door counts its cars, the set of cars and their total converge, the gate is
+claimed, held for a moment and released.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every store must do, as tests: inherit them to prove an adapter of your own. Needs pytest and nothing else.
+"""What every store must do, as tests: inherit them to prove your own adapter. Needs only pytest.
 
     class TestMyStore(StoreContract):
         @pytest.fixture
@@ -6,7 +6,7 @@
             return lambda: my_adapter.open_store(f"my:{tmp_path}", SystemClock())
 
 `open_store` returns an awaitable: another connection to the same place each time within a test, and a fresh place for
-each test. What is particular to a technology (loss of power, damage, elections) belongs into the adapter's own suite.
+each test. Test what is specific to a technology (power loss, damage, elections) in the adapter's own suite.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ class WatchingContract(NeedsStore):
         await other.close()
 
 
-# Leases: one holder, who knows first that its time is over. Tests of the store port.
+# Leases: one holder, which is the first to know that its time is over. Tests of the store port.
 
 
 async def renew_surely(lease: Lease) -> None:

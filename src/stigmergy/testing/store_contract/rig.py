@@ -1,4 +1,4 @@
-"""What the tests of a store share: who opens it, and a listener that remembers what it was told."""
+"""Shared parts of the store tests: how to open a store, and a listener that remembers."""
 
 from __future__ import annotations
 
