@@ -93,7 +93,7 @@ clean: ## Remove the environments, caches and build results; data files stay.
 
 # Tests run in several processes. In a new clone each would compile all of src and tests by itself, at the same moment.
 .venv/.compiled: .venv/.dev
-	@$(BIN)/python -m compileall -q -j 0 src apps examples proofs
+	@$(BIN)/python -m compileall -q -j 0 src apps examples proofs bench rigs
 	@for part in "tests/[a-c]*" "tests/[d-z]*"; do \
 		$(BIN)/python -m pytest -n 0 --collect-only -qq -p no:cacheprovider $$part >/dev/null & \
 	done; wait; touch $@
