@@ -54,6 +54,6 @@ def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, module: Any, na
 
 
 def test_a_snapshot_that_takes_the_wrong_images_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proofs.replay.SnapshotTaking", LastImageWins)
+    monkeypatch.setattr("proofs.replay.SnapshotWriter", LastImageWins)
     with pytest.raises(AssertionError, match="is not the state that was lived"):
         check_histories(300, seed=0)
