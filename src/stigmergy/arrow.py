@@ -44,7 +44,7 @@ def read_log(
     orders: bool = False,
     rows: int = ROWS_PER_BATCH,
 ) -> Iterator[Any]:
-    """What compiled agents have kept, as record batches of pyarrow; with `orders` what they have asked hands for.
+    """What compiled agents have kept, as record batches of pyarrow; with `orders` their orders to batch actuators.
 
     A batch is of one event type and one shard, and has about `rows` rows at most; `kind_and_type` tells what it is of.
     Choose by kind, type (with or without its version), agent ('Drone/D-17'), shard, positions and times: both ends are
@@ -62,8 +62,8 @@ def read_log(
             yield from batches.take(commit, export.reading(commit))
         yield from batches.rest()
     finally:
-        # Not by asyncio.run: whoever reads may be inside of a loop of their own, and a journal that is only read has
-        # nothing to wait for.
+        # Not by asyncio.run: the caller may be inside an event loop, and a journal that is only read has nothing to
+        # wait for.
         closing = journal.close()
         try:
             closing.send(None)

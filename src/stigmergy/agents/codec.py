@@ -37,7 +37,7 @@ SURELY_FLAT_BYTES = 256
 
 
 def _plain(value: Any) -> Any:
-    """What stands in the bytes of a state for a value that msgspec does not know."""
+    """The bytes in a state that represent a value that msgspec does not know."""
     return value.to_plain() if isinstance(value, SharedValue) else _unknown(value)
 
 

@@ -166,7 +166,7 @@ class ColumnRun(Struct, array_like=True, frozen=True):
     templates: bytes = b""
     """The digest of the templates of the actions; empty without any."""
     first: int = 0
-    """The sequence of the first action, of all that this kind has asked batched hands for."""
+    """The sequence of the first action, among all actions of this kind for batch actuators."""
     actions_count: int = 0
     actions: bytes = b""
     """Their causes count the records of this run, or are NOT_KEPT."""
@@ -211,7 +211,7 @@ def size_of(code: str) -> int:
 
 
 def roster_check(previous: bytes, names: Sequence[str]) -> bytes:
-    """What stands for all names of a roster after an enrolment, made of what stood for those before it."""
+    """The digest of all names of a roster after an enrolment, made from the digest of those before it."""
     digest = blake3(previous + encode(list(names)), derive_key_context=_ROSTER_CONTEXT)
     return digest.digest(length=CHECK_BYTES)
 
@@ -263,7 +263,7 @@ def check_templates(templates: Templates) -> None:
 
 
 def _check_how(piece: Formatted) -> None:
-    """Widths are bounded: a text is made of them whenever the log is read, by whoever reads it."""
+    """Widths are bounded: every reader of the log makes a text of them."""
     if any(int(digits) > FORMAT_WIDTH_MAX for digits in _digits.findall(piece.how)):
         raise Malformed(f"a number formatted with {piece.how!r}; give widths of {FORMAT_WIDTH_MAX} at most")
     try:
@@ -476,7 +476,7 @@ class Stretch(Struct, frozen=True):
     """The events that are kept; they need not be those that came."""
     count: int
     actions: bytes = b""
-    """Actions for batched hands; their causes count `records`, or are NOT_KEPT."""
+    """Actions for batch actuators; their causes count `records`, or are NOT_KEPT."""
     actions_count: int = 0
     others: list[tuple[int, int, Effect]] = []
     """All other effects in their order: the place of the event behind it in `records` (-1: it is not kept), the agent,
@@ -500,7 +500,7 @@ class Table(Protocol):
 
     @property
     def layout_digest(self) -> bytes:
-        """The digest of the layout, at hand."""
+        """The cached digest of the layout."""
         ...
 
     @property
@@ -510,7 +510,7 @@ class Table(Protocol):
 
     @property
     def templates_digest(self) -> bytes:
-        """The digest of the templates, at hand."""
+        """The cached digest of the templates."""
         ...
 
     @property

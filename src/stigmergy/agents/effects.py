@@ -42,7 +42,7 @@ class Tell(Effect, name="stigmergy.Tell"):
 
 
 class Publish(Effect, name="stigmergy.Publish"):
-    """Offers an event to whoever listens outside: the bus."""
+    """Publishes an event to listeners outside: on the bus."""
 
     topic: str
     event: Event
@@ -191,8 +191,8 @@ class OrderClaim(Struct, frozen=True):
     field: str
     resource: str
     fencing_token: int
-    """Higher with each new grant of the resource, whoever gets it: a device that remembers the highest refuses what a
-    former holder sends, once it has heard of the newer grant."""
+    """Higher with each new grant of the resource: a device that remembers the highest refuses orders of a former
+    holder, once it has seen the newer grant."""
     until_ns: int
     """By the monotonic clock of this node: from then on the order may not be carried out."""
     left_s: float

@@ -73,7 +73,7 @@ def _may_be_filled(hint: Any, default: Any) -> bool:
 
 
 def _check_has_no_filled(class_name: str, name: str, hint: Any) -> None:
-    """What is shared or ordered without saying so, or inside of something else, would be filled by nobody."""
+    """A shared or ordered field without its annotation, or nested in another one, would stay unfilled."""
     cls = typing.get_origin(hint) or hint
     if SHARED in getattr(hint, "__metadata__", ()) or (isinstance(cls, type) and issubclass(cls, SharedValue)):
         raise DefinitionError(

@@ -151,7 +151,7 @@ class Keeping(enum.IntEnum):
 
 
 class Keep(Struct, frozen=True):
-    """How an event type is kept: the promise, and how long its group commit may wait for company."""
+    """How an event type is kept: the promise, and how long its group commit may wait for more."""
 
     promise: Keeping
     wait_ns: int = 0
@@ -173,14 +173,15 @@ def is_number(value: object) -> bool:
 
 
 def within(*, seconds: float) -> Keep:
-    """The group commit may wait this long for company. Effects never wait: what causes one is committed at once."""
+    """The group commit may wait this long for more events. Effects never wait: an event that causes one is committed at
+    once."""
     if not is_number(seconds) or not 0 < seconds <= 3600:
         raise DefinitionError(f"within(seconds={seconds}): give more than 0 and at most 3600 seconds")
     return Keep(Keeping.WITHIN, wait_ns=int(seconds * SECOND_NS))
 
 
 Category = Literal["sensor", "control", "state", "alert"]
-"""What kind of news an event is, for whoever routes or filters it outside: a reading, an order, a change, a warning."""
+"""The category of an event, for routers and filters outside: a reading, an order, a change, a warning."""
 _categories: dict[str, Category] = {}
 
 

@@ -181,7 +181,7 @@ _decoder: msgspec.msgpack.Decoder[Verdict] = msgspec.msgpack.Decoder(Granted | D
 
 
 def read_verdict(body: bytes) -> Verdict:
-    """A verdict from its bytes. Raises msgspec's errors for what is none."""
+    """A verdict from its bytes. Raises msgspec's errors for other bytes."""
     return _decoder.decode(body)
 
 

@@ -90,7 +90,7 @@ def keep_types(evolve: Evolve, cls: type[Agent], message: type[Message]) -> Evol
 
 
 def _fitting(cls: type[Agent], name: str, classes: Classes, value: Any) -> Any:
-    """The value as one of its field's types, as a restart would read it; raises TypeError where it is none."""
+    """The value as one of its field's types, as a restart would read it; raises TypeError if it does not fit."""
     if isinstance(value, float) and [wanted for wanted in classes if wanted is not type(None)] == [int]:
         return int(value)
     for alike, wanted, made in _ALIKE:

@@ -92,8 +92,8 @@ class SharedField(Struct, frozen=True):
 
 
 def check_groups(fields: dict[str, SharedField], address: str) -> None:
-    """Raises PeerError for a new agent that some `shared(by=…)` has no group for: whoever writes to any name must not
-    be able to make an agent that cannot be shared."""
+    """Raises PeerError for a new agent that some `shared(by=…)` has no group for: a write to an arbitrary name must not
+    create an agent that cannot be shared."""
     kind, _, agent_id = address.partition("/")
     for field in fields.values():
         try:
@@ -173,7 +173,7 @@ class SharedWrites:
             raise TooLarge(f"{type(self._agent).__name__}.{name}: {error}") from None
         # Several that write at once may pass the bound together: what makes it smaller is always welcome.
         if store.size_bytes < self._stores[name].size_bytes > OBJECT_BYTES_MAX:
-            # How large exactly depends on the replica's id, which whoever replays the log does not have.
+            # The exact size depends on the replica's id, which a replay of the log does not have.
             raise TooLarge(
                 f"{type(self._agent).__name__}.{name}: an object of more than {OBJECT_BYTES_MAX} bytes; "
                 "spread it over several groups with shared(by=…)"

@@ -144,7 +144,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection; whoever waits hears NotRunning."""
+        """Ends the connection; pending calls raise NotRunning."""
         for watching in self._watching:
             watching._end()
         for future in self._waiting.values():

@@ -144,7 +144,7 @@ async def drop_claim(plan: GatewayPlan, leaf: Leaf) -> None:
 
 
 class HubPlan(Struct, frozen=True, kw_only=True):
-    """Whoever hands out, at a hub, what its sites send up to a fleet on workers."""
+    """Distributes, at a hub, what its sites send up to a fleet on workers."""
 
     fleet: Declaration
     url: str
@@ -155,7 +155,7 @@ class HubPlan(Struct, frozen=True, kw_only=True):
 
 
 class HubCollector:
-    """Hands out while it has the lease; of several for one fleet one does, and the others wait."""
+    """Distributes while it has the lease; of several for one fleet one does, and the others wait."""
 
     def __init__(self, plan: HubPlan, tell: Callable[[str, str], None]) -> None:
         """`tell` hears what changes, as a word and a sentence."""

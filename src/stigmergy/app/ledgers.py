@@ -54,7 +54,7 @@ async def change_writers(
     url: str, name: str, signer: Signer, enrolled: Sequence[bytes] = (), revoked: Sequence[bytes] = ()
 ) -> LedgerLook:
     """Lets some keys write, and others no more, by a key that may write itself. Raises ConfigError and LedgerError."""
-    # First without a key: who has no business with it must not make a ledger that is not there.
+    # First without a key: a caller without rights must not make a ledger that does not exist.
     await look_at_ledger(url, name)
     ledger = _opened(url, name, signer)
     try:

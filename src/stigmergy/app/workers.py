@@ -163,7 +163,7 @@ class NatsWorker:
                 await asyncio.sleep(JOIN_PAUSE_S)
 
     def stop(self) -> None:
-        """Has the worker hand everything over, and end."""
+        """Makes the worker hand over everything, and end."""
         if self._worker is not None:
             self._worker.stop()
 
@@ -209,7 +209,7 @@ class NatsClusterBackend:
         return await open_shard_log(self._link, identity)
 
     def make_services(self, host: Host, shard: int, claim: int) -> ShardServices:
-        """Neighbours, devices, bus, company and control of one shard."""
+        """Peers, devices, bus, replication and control of one shard."""
         from stigmergy.nats.control import NatsControlServer
         from stigmergy.nats.peers import NatsPeerNetwork
 

@@ -297,8 +297,8 @@ class Safeguards:
         self.copy_troubles: Callable[[], list[str]] = list
         """Why copies elsewhere are behind; they keep nothing from being dropped."""
         self.readers = 0
-        """How many read the log at present, to export or verify it: nothing is dropped under their hands, unless the
-        device is full."""
+        """How many read the log at present, to export or verify it: nothing is dropped meanwhile, unless the device is
+        full."""
 
     @property
     def troubles(self) -> list[str]:

@@ -134,7 +134,7 @@ class Restepping:
         others: Sequence[tuple[int, int, Effect]],
         effects: Mapping[int, Sequence[Owed]],
     ) -> None:
-        """What the records have caused today, against what is owed. Batched or not: that is a matter of the hands."""
+        """Compares what the records cause today with what is owed. Batched or not depends on the actuators."""
         today: dict[int, list[Owed]] = {}
         for place, agent, effect in others:
             sink, body = pack_effect(self._state, self._homes, effect, (None, b""), records.run.time_ns)
@@ -195,7 +195,7 @@ def _plain_forms(plan: AgentPlan, table: Table) -> list[bool]:
 
 
 def _stretches(records: Records, plain: Sequence[bool]) -> Iterator[tuple[int, int, bool]]:
-    """Neighbours that are of one sort: from, up to, and whether they came as they are."""
+    """Adjacent records of one sort: from, up to, and whether they were kept as they came."""
     start, before = 0, None
     for place, (_, form) in enumerate(records.heads()):
         if before is not None and plain[form] is not before:

@@ -42,7 +42,7 @@ from stigmergy.store.port import VERSIONS_COUNT_MAX, Objects
 GIVE_WAY_COMMITS = 64
 """After so many commits the node gets its turn."""
 OPEN_BYTES_MAX = PIECE_BYTES // 4
-"""A piece of log that is smaller is written anew with what comes behind it, so that there are few of them."""
+"""A smaller piece of log is rewritten together with what follows, so that there are few pieces."""
 
 PutPiece = Callable[[bytes], Awaitable[bytes]]
 """Has a piece in the store, and returns its digest."""
@@ -390,7 +390,7 @@ class Copier:
         self._task = asyncio.ensure_future(self._live())
 
     async def close(self) -> None:
-        """Ends what is under way; a copy that is not whole is none."""
+        """Ends the copy in progress; an incomplete copy does not count."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -122,7 +122,7 @@ def value_differences(old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def effect_differences(old: Owed, new: Owed) -> Iterator[tuple[str, Any, Any]]:
-    """The same for two effects: whom they go to, and what they say."""
+    """The same for two effects: their targets and contents."""
     before, after = owing(old), owing(new)
     for name in ("sink", "to", "type"):
         if getattr(before, name) != getattr(after, name):

@@ -77,7 +77,7 @@ LiveReading = Callable[[int], Reading]
 
 
 class ShardReading:
-    """What a running shard knows, for whoever reads its log beside it."""
+    """What a running shard knows, for readers of its log beside it."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state

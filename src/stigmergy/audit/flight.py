@@ -42,7 +42,7 @@ from stigmergy.shard.state import EnrolledSigner as KnownSigner
 # that its commits use: a minute of a fleet of a million carries only the names in it.
 
 GIVE_WAY_COMMITS = 64
-"""After so many commits whoever runs beside it gets a turn."""
+"""After this many commits other tasks get a turn."""
 NUMBER_BYTES = 4
 NAMES_PER_RECORD = 5_000
 """A name has 128 characters at most: so a record of them is far below what one may have."""
@@ -201,7 +201,7 @@ def _stored_in(journal: Journal, shard: int, first: int, last: int) -> Iterator[
 
 
 def commits_in(journal: Journal, cut: FlightSelection) -> int:
-    """How many commits a flight log would have, for whoever shows progress."""
+    """How many commits a flight log would have, to show progress."""
     return sum(last - first + 1 for _, first, last in _ranges(journal, cut))
 
 

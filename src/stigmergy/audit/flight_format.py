@@ -60,7 +60,7 @@ class FlightOpening(Struct, array_like=True, frozen=True):
     incarnation: int
     made_ns: int
     agent: str
-    """For whom it was made: its shard is in here, and that of the signers. Empty: all of them."""
+    """The agent it was made for: it contains that agent's shard and that of the signers. Empty: all of them."""
     reason: str
     signers: list[EnrolledSigner]
 
@@ -202,7 +202,7 @@ def _read_keyed(body: bytes) -> KeyedFlightOpening:
 
 
 def read_flight_commit(record: FlightCommit) -> tuple[Sealed, Signature | None]:
-    """The commit as a journal gives it. Its digest is the one that is stored: whoever verifies compares."""
+    """The commit as a journal gives it. Its digest is the stored one: verification compares it."""
     commit = open_commit(record.body)
     try:
         signature = None if record.signature is None else _signature_decoder.decode(record.signature)

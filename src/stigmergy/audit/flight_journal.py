@@ -165,7 +165,7 @@ class FlightFile:
         self.let_go()
 
     def let_go(self) -> None:
-        """Closes the file, for who has no loop."""
+        """Closes the file, for callers without a loop."""
         self._file.close()
 
     # ------------------------------------------------------------------ reading it once

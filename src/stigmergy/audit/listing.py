@@ -35,7 +35,7 @@ _told = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
 class Owing(Struct, frozen=True):
-    """An effect that an event caused. `to` is whom a tell goes to, or the topic of a publication."""
+    """An effect that an event caused. `to` is the target of a tell, or the topic of a publication."""
 
     sink: str
     sequence: int

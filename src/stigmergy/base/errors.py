@@ -104,7 +104,7 @@ class StaleEpoch(PeerError):
 
 
 class StaleMapping(PeerError):
-    """Records of a layout or a roster that is not ours: taken, they would change other agents. Ask for both anew."""
+    """Records of another layout or roster: taken, they would change other agents. Request both again."""
 
 
 class Overloaded(StigmergyError):
@@ -180,8 +180,8 @@ class LedgerUnavailable(LedgerError):
 
 
 class LedgerFailed(LedgerUnavailable):
-    """The connection to the ledger is of no more use, and does not mend itself. Nothing was written by this call; open
-    the ledger again, which a node does at its start."""
+    """The connection to the ledger is unusable and does not recover. Nothing was written by this call; open the ledger
+    again, which a node does at its start."""
 
 
 class LedgerUnknown(LedgerError):

@@ -26,15 +26,15 @@ PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 5.0
 """A message that was not taken comes again after a pause, which doubles from the one to the other."""
 TRIES_MAX = 8
-"""An error that is none of ours may be a handler that cannot stand this message: after so many tries it is given up,
-counted, and acknowledged. Errors of ours that are nobody's fault (Overloaded, LinkDown) are tried for ever."""
+"""A foreign error may come from a handler that always fails on this message: after this many tries it is given up,
+counted, and acknowledged. Our own temporary errors (Overloaded, LinkDown) are retried forever."""
 EARLY_PAUSE_S = 0.5
 """A message that came early is offered again when its topic has moved on, and after so long without anything new."""
 EARLY_S_MAX = 300.0
-"""After so long something before an early message counts as lost for good, and the early one is refused: a receiver
-that would rather take it with a gap must do so sooner."""
+"""After this long a message before an early one counts as lost, and the early one is refused: a receiver that prefers a
+gap must take it sooner."""
 TOPICS_COUNT_MAX = 10_000
-"""So many topics are remembered with who wants them; then it is found out anew."""
+"""How many topics are remembered with their handlers; beyond that they are looked up again."""
 MESSAGE_COST = 1024
 """What a message costs beside its payload, in bytes: about what it takes in memory, and some work."""
 WAITING_COST_MAX = 16 * 1024 * 1024
@@ -68,7 +68,7 @@ class Receipts(Struct):
 
 
 class Arrival:
-    """A message that came in, and whom to tell when it is dealt with."""
+    """A received message, and whom to tell when it is handled."""
 
     __slots__ = ("_settled", "early_since_s", "handlers", "message", "tries")
 
@@ -115,7 +115,7 @@ class Reception:
         self._load = _Load()
         self._inboxes: list[Inbox] = []
         self._wanting: dict[str, list[tuple[Inbox, str]]] = {}
-        """By topic who wants it, and as whose: a node may have many patterns, and most topics come again."""
+        """The handlers of each topic, and the source: a node may have many patterns, and most topics repeat."""
         self._unheard: list[Arrival] = []
         self._patience: asyncio.TimerHandle | None = None
         self._is_patient = False

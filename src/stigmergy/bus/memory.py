@@ -59,7 +59,7 @@ class _Session:
 
 
 class MemoryBroker:
-    """Takes messages and gives them to whoever subscribed. Its methods are for tests; clients use MemoryBus.
+    """Takes messages and gives them to subscribers. Its methods are for tests; clients use MemoryBus.
 
     `redeliver_after_s`: None gives what was under way on a broken link first, as Mosquitto does. A number gives it so
     long after the link is back, behind what is newer, as NATS does.

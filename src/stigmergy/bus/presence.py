@@ -90,7 +90,7 @@ class MemberLeft(Event, name="stigmergy.MemberLeft"):
 
 
 class MembersReset(Event, name="stigmergy.MembersReset"):
-    """This node has started: whoever is in the fleet is announced anew. Told to those who have a handler for it."""
+    """This node has started: all members are announced again. Sent to agents with a handler for it."""
 
 
 class PresenceCounters(Struct):

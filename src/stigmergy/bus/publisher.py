@@ -100,7 +100,7 @@ class _Lane:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.sender = quota_source(topic)
-        """As whom receivers count its messages."""
+        """The source under which receivers count its messages."""
         self.items: OrderedDict[_Item, None] = OrderedDict()
         """What is not settled."""
         self.waiting: OrderedDict[_Item, None] = OrderedDict()
@@ -288,7 +288,7 @@ class Publisher:
         except (LinkDown, NotRunning):
             self.counters.publish_retries += 1
         except StigmergyError:
-            # Too large, or a topic that is none: no repetition would help.
+            # Too large, or an invalid topic: a repetition would not help.
             self.counters.unpublishable += 1
             taken = True
         except asyncio.CancelledError:

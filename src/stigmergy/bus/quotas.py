@@ -13,7 +13,7 @@ from __future__ import annotations
 SECOND_NS = 1_000_000_000
 SOURCES_COUNT_MAX = 100_000
 STRANGERS = ""
-"""The bucket of those for whom there is none."""
+"""The bucket of sources without their own."""
 PACE_SHARE = 0.9
 """Of what receivers take from one source in the long run: clocks differ, and some messages are sent twice."""
 PACE_LOOK_S = 0.05

@@ -254,7 +254,7 @@ def _gone(acquisition: Acquisition, reason: str) -> tuple[ClaimVerdict, ...]:
 
 
 def standings_of(acquisition: Acquisition, claims: Claims) -> tuple[CurrentHolder, ...]:
-    """Who has what this wish is for, and which place it has in the lines; of what nobody has there is nothing."""
+    """The holder of what this wish is for, and its place in the queues; nothing for a free resource."""
     found: list[CurrentHolder] = []
     for name in acquisition.wanted:
         known, place = claims.resource(name), claims.place(name, acquisition.claimant)

@@ -89,7 +89,7 @@ KEY_BYTES_MAX = 64
 NUMBERS_END = 2**63
 ID_BYTES = 16
 IDS_COUNT_MAX = 4_096
-"""Ids that are remembered, because the same claimants move again and again; more of them are computed anew."""
+"""Cached ids, because the same claimants move again and again; more of them are computed again."""
 DIGEST_BYTES = 32
 _DOMAIN = "stigmergy.claim@1"
 _SEALED_DOMAIN = "stigmergy.claims@1"
@@ -117,7 +117,7 @@ class Take(Struct, array_like=True, frozen=True, tag=2):
 
 
 class Renew(Struct, array_like=True, frozen=True, tag=3):
-    """Holds on: the lease begins anew, the token stays."""
+    """Renews the lease from now; the token stays."""
 
     resource: str
     token: int
@@ -146,21 +146,21 @@ class Expire(Struct, array_like=True, frozen=True, tag=6):
 
 
 class WriterList(Struct, array_like=True, frozen=True, tag=7):
-    """From here on only these keys may write. The first one counts whoever signs it, later ones if a member does."""
+    """From here on only these keys may write. The first list counts whoever signs it, later ones if a member does."""
 
     keys: tuple[bytes, ...]
 
 
 class Checkpointed(Struct, array_like=True, frozen=True, tag=8):
-    """What the writer's fold came to at this position. Changes nothing; whoever finds another digest says so."""
+    """The digest of the writer's fold at this position. Changes nothing; a reader with another digest says so."""
 
     position: int
     digest: bytes
 
 
 class AskAny(Struct, array_like=True, frozen=True, tag=9):
-    """Wants one of several resources, whichever: granted the first of them that is free, else refused, or queued in the
-    line of each if it waits. Whoever is offered one of them leaves the other lines."""
+    """Wants any one of several resources: granted the first of them that is free, else refused, or queued for each if
+    it waits. A claimant that is offered one of them leaves the other queues."""
 
     resources: tuple[str, ...]
     for_ms: int
@@ -233,7 +233,7 @@ _body_decoder = msgspec.msgpack.Decoder(ClaimBody)
 
 @lru_cache(maxsize=IDS_COUNT_MAX)
 def claimant_id(algorithm: int, key: bytes, incarnation: int, name: str) -> bytes:
-    """The id of a claim of this node. Only who has the key can write for it."""
+    """The id of a claim of this node. Only the holder of the key can write for it."""
     return blake3(encode((algorithm, key, incarnation, name)), derive_key_context=_CLAIMANT_CONTEXT).digest(ID_BYTES)
 
 
@@ -322,7 +322,7 @@ def _signed(ledger: str, data: bytes, record: ClaimRecord) -> bytes | None:
 
 
 def claimant_of(data: bytes) -> tuple[bytes, bytes, str]:
-    """Claimant, key and name in an entry that was read and believed before: whom to name, for people."""
+    """Claimant, key and name in a trusted entry, for people."""
     record = _record_decoder.decode(data)
     body = _body_decoder.decode(record.body)
     claimant = claimant_id(record.algorithm, record.key, body.incarnation, body.claimant)

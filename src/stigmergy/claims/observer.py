@@ -42,7 +42,7 @@ class LeaseObserver:
         return self._due[0][0] if self._due else None
 
     def changed(self, name: str, claims: Claims, now_ns: int) -> None:
-        """A resource may have changed: what stands now is watched from now on."""
+        """A resource may have changed: its present lease or offer is watched from now on."""
         known = claims.resource(name)
         if known.grant is not None:
             began, for_ms = known.grant.began, known.grant.for_ms

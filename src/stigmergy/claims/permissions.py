@@ -31,7 +31,7 @@ _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(ClaimAsked | Cl
 
 
 class ClaimRequester(Protocol):
-    """Whoever asks a ledger for the agents of a host, as the host sees it."""
+    """What asks a ledger for the agents of a host, as the host sees it."""
 
     def propose(self, shard: int, pending: Pending) -> None:
         """Takes a durable effect of the sink "ledger"; also before it was started, for what is still owed."""

@@ -108,13 +108,13 @@ class LedgerFollower:
         self._jumped = jumped
         self._noted = noted
         self._trusted = trusted
-        """Keys whose checkpoints are believed; all, if there is none."""
+        """Keys whose checkpoints are trusted; all, if empty."""
         self.claims = Claims()
         self.caught_up = asyncio.Event()
         self.trouble = ""
         """Why nothing of the ledger is believed any more."""
         self.failed = ""
-        """Why the connection is of no more use, and what to do. Reads tell soon if it was a write that failed."""
+        """Why the connection is unusable, and what to do. Reads soon report a failed write."""
         self.last_error: LedgerError | None = None
         self._bell = asyncio.Event()
         self.names: OrderedDict[bytes, tuple[bytes, str]] = OrderedDict()

@@ -244,14 +244,14 @@ def _moved(
 
 
 def _begun(known: Resource) -> tuple[int, ...]:
-    """Where what stands now has begun: the lease or the offer."""
+    """The position where the present lease or offer began."""
     if known.grant is not None:
         return (known.grant.began,)
     return () if known.offer is None else (known.offer.position,)
 
 
 def _granted(known: Resource, position: int, written: Written, for_ms: int) -> Resource:
-    """Held from this entry on. Whoever gets it waits no more."""
+    """Held from this entry on. The new holder no longer waits."""
     grant = Grant(written.claimant, position, position, for_ms, written.life, written.sequence)
     return Resource(grant, None, known.queue)
 
@@ -372,15 +372,15 @@ def digest(state: bytes) -> bytes:
 
 
 def write_checkpoint(ledger: str, state: bytes, algorithm: int, key: bytes, sign: Callable[[bytes], bytes]) -> bytes:
-    """What is stored as a checkpoint: a state, signed by who has folded it."""
+    """A stored checkpoint: a state, signed by the node that folded it."""
     signature = sign(_vouched(ledger, algorithm, key, state))
     return encode(ClaimsCheckpoint(CHECKPOINT_FORMAT, algorithm, key, state, signature))
 
 
 def read_checkpoint(ledger: str, data: bytes, verify: Verify) -> tuple[Claims, bytes]:
-    """A stored state and the key that vouches for it: whether that one is believed is the caller's to decide.
+    """A stored state and the key that signed it: the caller decides whether to trust it.
 
-    Raises Malformed for what is none, or is not signed for this ledger.
+    Raises Malformed for anything else, or if it is not signed for this ledger.
     """
     try:
         found = _checkpoint_decoder.decode(data)

@@ -88,7 +88,7 @@ class ClaimService:
         self._monotonic_ns = monotonic_ns
         self._wake = wake
         self._trusted = tuple(sorted({signer.public_key, *trusted})) if trusted else ()
-        """The keys that may write into the ledger, our own among them; empty: whoever the ledger says."""
+        """The keys that may write into the ledger, our own among them; empty: those that the ledger names."""
         self._writing = ClaimWriter(ledger, signer, incarnation, monotonic_ns, self._resent)
         self._claimant = Claimant(self._writing, incarnation, (signer.algorithm, signer.public_key), owes, self)
         self._observing = LeaseObserver(self._writing.writer, self._expire)

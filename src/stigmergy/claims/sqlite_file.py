@@ -28,7 +28,7 @@ FORMAT = 1
 BUSY_MS = 5_000
 """So long a call waits for other processes before it says that the ledger is not available."""
 BUSY_LOOK_MS = 2
-"""How often it looks meanwhile. SQLite's own pauses grow to 100 ms, in which whoever writes all the time gets ahead."""
+"""How often it polls meanwhile. SQLite's own pauses grow to 100 ms, in which a constant writer gets ahead."""
 CHAIN_BYTES = 16
 MARK_READS = 5
 INCARNATION_BYTES = 6

@@ -94,7 +94,8 @@ class SqliteLedger:
         bodies = tuple(entries)
         job: _Job = self._begin(lambda: self._append(bodies))
         job.future.add_done_callback(self._appended)
-        # Whoever gives up waiting does not take the entries back: they land or not, and the next append waits for it.
+        # A caller that gives up waiting does not take the entries back: they are written or not, and the next append
+        # waits for it.
         first: int = await asyncio.shield(job.future)
         return first
 
@@ -165,7 +166,7 @@ class SqliteLedger:
             del job
 
     def _look(self) -> None:
-        """Tells those who watch if the log has grown, whoever has appended."""
+        """Tells watchers if the log has grown, by any process."""
         if self._failed or not self._watching or self._loop is None:
             return
         with self._translating(), self._transaction("DEFERRED"):

@@ -54,7 +54,7 @@ class Resource(Struct, array_like=True, frozen=True):
     grant: Grant | None
     offer: Offer | None
     queue: tuple[Waiter, ...]
-    """Who waits behind the holder, or behind whom it is offered to."""
+    """Who waits behind the holder, or behind the one that it is offered to."""
 
 
 class WriterMark(Struct, array_like=True, frozen=True):

@@ -61,7 +61,7 @@ class ClaimWriterCounters(Struct):
 
 
 class ClaimWriter:
-    """The line of moves. `put` and `recall` are for the desk, `run` is a task."""
+    """The queue of moves. `put` and `recall` are for the service, `run` is a task."""
 
     def __init__(
         self,

@@ -180,7 +180,7 @@ def _notes_text(notes: ClusterNotes) -> str:
 
 
 def _write_new(folder: Path, texts: dict[str, str]) -> None:
-    """All of them or none: a mixture of two sets of passwords would be a cluster that does not find together."""
+    """All of them or none: servers with two sets of passwords would not form a cluster."""
     there = [name for name in texts if (folder / name).exists()]
     if there:
         raise ConfigError(

@@ -36,7 +36,7 @@ from stigmergy.control.protocol import read_reply, write_request
 
 _given_s = os.environ.get("STIGMERGY_COMPLETING_S", "")
 COMPLETING_S_MAX = float(_given_s) if _given_s.isdecimal() else 2.0
-"""Whoever presses Tab waits no longer; on a slow machine, whole seconds in STIGMERGY_COMPLETING_S say otherwise."""
+"""The longest wait at a Tab; on a slow machine, set whole seconds in STIGMERGY_COMPLETING_S."""
 NAMES_S_MAX = COMPLETING_S_MAX / 2
 AGENTS_COUNT_MAX = 200
 MODULES_COUNT_MAX = 200
@@ -372,7 +372,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def run_words(arguments: argparse.Namespace, _: Output) -> int:
     """Prints what may come next, one a line, each with what it is behind a tab."""
-    # Whoever presses Tab waits for us; a module that is slow to import is not worth it.
+    # The user waits at the Tab; a module that is slow to import is not worth it.
     signal.signal(signal.SIGALRM, lambda *_: os._exit(exits.OK))
     signal.setitimer(signal.ITIMER_REAL, COMPLETING_S_MAX)
     try:

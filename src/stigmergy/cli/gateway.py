@@ -159,7 +159,7 @@ def _plan(arguments: argparse.Namespace, config: Config, fleet: Fleet, site: str
 
 
 class _AtHub:
-    """Hands out what sites send up, until it is told to stop."""
+    """Distributes what sites send up, until it is stopped."""
 
     def __init__(self, plan: HubPlan, output: Output) -> None:
         self._plan = plan

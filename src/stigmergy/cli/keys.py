@@ -99,7 +99,7 @@ def rotate(arguments: argparse.Namespace, output: Output) -> int:
         ask(path, EnrolRequest(algorithm=public.algorithm, public_key=public.key.hex()))
     else:
         old = _signing_key(arguments, arguments.old, "--old")
-        # With the private key at hand, it signs the end of the log at once: then its node need trust no other key.
+        # If the private key is available, it signs the end of the log at once: then its node need trust no other key.
         new = Path(arguments.new)
         accepting = load_signer(new, create=False) if new.exists() and is_private_key(new) else None
         asyncio.run(_enrol(find_journal(arguments), old, public, accepting))

@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.note("interrupted")
         return exits.code_of(error)
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain once more when it closes stdout.
+        # The reader of our output closed it. Python would complain once more when it closes stdout.
         _let_go_of_stdout()
         return exits.OK
     except StigmergyError as error:

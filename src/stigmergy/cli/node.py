@@ -237,7 +237,7 @@ def _link(link: dict[str, Any]) -> list[tuple[str, Cell]]:
 
 
 def _uplink(uplink: dict[str, Any]) -> Cell:
-    """How far whoever collects the log is behind."""
+    """How far the collector of the log is behind."""
     if not uplink["to"]:
         return ("nobody has answered yet", WARN)
     text = f"to {uplink['to']}, {counted(uplink['commits_behind'], 'commit')} ({uplink['seconds_behind']:.0f} s) behind"

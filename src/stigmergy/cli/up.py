@@ -221,7 +221,7 @@ class _Cluster:
         return Child(name, GATEWAY, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
 
     def _collector(self) -> Child:
-        """Hands what the sites send up to the workers."""
+        """Distributes what the sites send up to the workers."""
         command = self._stigmergy(GATEWAY, "--at-hub", self._folder.kept_url)
         return Child(COLLECTOR, GATEWAY, command, self._folder.path / f"{COLLECTOR}.log", self._tell, speaks=True)
 

@@ -126,7 +126,7 @@ class PlanCoordinator:
             await self._plan()
 
     async def _look_after_silent(self, now_ns: int) -> None:
-        """Of whom nothing was heard for as long as a lease lasts, it is asked for."""
+        """A worker that was silent for a whole lease is probed."""
         for worker, renewed_ns in list(self._register.renewed_ns.items()):
             if now_ns - renewed_ns > LEASE_S * NS:
                 await self._ask_for(worker_key(worker))
@@ -174,7 +174,7 @@ class PlanCoordinator:
         register.take_plan(plan)
 
     def _kept_by(self, shard: int, members: tuple[str, ...]) -> str:
-        """Who has a shard as far as planning goes: who was to have it, under whatever id, else who has it."""
+        """The owner of a shard for planning: the planned one, under whatever id, else the present one."""
         now = {former: member.id for member in self._register.members() for former in member.formerly}
         planned = self._register.planned(shard)
         planned = now.get(planned, planned)
@@ -336,7 +336,7 @@ class WorkerMembership:
         await self._keys.put(ready_key(shard), write_record(StandbyRecord(self.me, position)))
 
     async def take_back_ready(self, shard: int) -> None:
-        """We do not wait for it any more. Whoever wrote there after us is left alone. Raises StoreError."""
+        """We no longer wait for it. A record that another worker wrote after us is left alone. Raises StoreError."""
         entry = await self._keys.get(ready_key(shard))
         if entry is not None:
             await self._take_back(StandbyRecord, entry)

@@ -136,7 +136,7 @@ class ClusterBackend(Protocol):
         ...
 
     def make_services(self, host: Host, shard: int, claim: int) -> ShardServices:
-        """What stands around the host of a shard, not yet started. `claim` is the number by which we own it."""
+        """The services of a shard's host, not yet started. `claim` is the number by which we own it."""
         ...
 
 

@@ -25,7 +25,7 @@ from stigmergy.base.errors import Malformed
 # releases it only when its successor is ready.
 
 NOBODY = ""
-"""Who has a shard that nobody has."""
+"""The owner of a free shard."""
 
 
 def place(
@@ -131,7 +131,7 @@ class WorkerRecord(Struct, frozen=True):
     bus: bool | None = None
     """Whether its agents are heard on a bus; None: written by an earlier version, which did not say."""
     agents: str = ""
-    """Whom it runs, for people: the first few that its configuration names."""
+    """The agents it runs, for people: the first few that its configuration names."""
     agents_digest: str = ""
     """Of all that it names, in any order; empty: written by an earlier version, which did not say."""
     format: int = FORMAT
@@ -165,7 +165,7 @@ class ShardPlan(Struct, frozen=True):
 
 
 class Owner(Struct, frozen=True):
-    """Who has a shard. The log itself is the judge: whoever claimed it last."""
+    """The owner of a shard. The log itself decides: its last claimant owns it."""
 
     worker: str
     claim: int

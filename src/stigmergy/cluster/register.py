@@ -145,8 +145,8 @@ def check_folds(known: WorkerRecord, ours: WorkerRecord) -> None:
 
 
 def check_agents(known: WorkerRecord, ours: WorkerRecord) -> None:
-    """Refuses to run other agents of the fleet than a worker that is there: whom a shard runs would change with every
-    move of it. Earlier versions do not say whom they run."""
+    """Refuses to run other agents of the fleet than a present worker: the agents of a shard would change with every
+    move. Earlier versions do not say which agents they run."""
     if known.agents_digest and known.agents_digest != ours.agents_digest:
         alike = ", but others among those" if known.agents == ours.agents else ""
         raise ConfigError(
@@ -218,7 +218,7 @@ class Register:
         return NOBODY if self.plan is None else self.plan.owner_of(shard)
 
     def owner(self, shard: int) -> str:
-        """Who has a shard, if it is a member; NOBODY where it is free."""
+        """The owner of a shard, if it is a member; NOBODY if it is free."""
         owner = self._owners.get(shard)
         return owner.worker if owner is not None and owner.worker in self._members else NOBODY
 

@@ -27,7 +27,8 @@ PORTION_EVENTS = 200
 LOOK_EVERY_S = 0.5
 """A log that does not say that it has grown is read this often anyway."""
 CLAIMS_MAX = 20
-"""So often the log may grow between our last read and our claim: whoever writes so much is well, and keeps it."""
+"""How often the log may grow between our last read and our claim: an owner that writes so much is healthy, and keeps
+it."""
 RESTARTS_MAX = 5
 """So often the owner may drop what we were about to read."""
 IN_DOUBT_MAX = 2
@@ -71,7 +72,7 @@ class Standby:
         self.shard = log.identity.owned[0]
         self._grown = asyncio.Event()
         self._turn = asyncio.Lock()
-        """One reads at a time: whoever follows, or whoever claims."""
+        """One reader at a time: the follower or the claimant."""
         self._is_warm = False
         self._unusable: list[int] = []
         """Snapshots that were tried when we began, and were no good."""

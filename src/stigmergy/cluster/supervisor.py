@@ -232,7 +232,7 @@ class ShardSupervisor:
         return LifecycleSignal.FREE if rested and owner in (NOBODY, self._membership.me) else None
 
     def _look_at_keys(self, standby: Standby) -> LifecycleSignal | None:
-        """Whether we may sign this log, and believe who signs it. Who has it may have to let us first."""
+        """Whether we may sign this log, and trust its signers. The present owner may have to enrol us first."""
         context, owner = self._context, self._membership.register.member(self._membership.register.owner(self.shard))
         try:
             if owner is not None and key_of(owner) not in (context.signer.public_key, *context.trusted):
@@ -421,8 +421,8 @@ class ShardSupervisor:
         return False
 
     async def _abandon(self) -> None:
-        """Ends the host as it is; to the end, also where whoever waits for that is ended meanwhile: a worker that loses
-        its lease ends us while we do this, and half an end leaves a bus, a door and tasks behind for good."""
+        """Ends the host as it is; to the end, even if its caller is cancelled meanwhile: a worker that loses its lease
+        cancels us while we do this, and half a stop would leave a bus, a server and tasks behind."""
         owned, self._owned = self._owned, None
         if owned is not None:
             if owned.live is not None:

@@ -112,7 +112,7 @@ class Worker:
                 await self._end(membership)
 
     def stop(self) -> None:
-        """Has it hand everything over, and end."""
+        """Makes it hand over everything, and end."""
         self._stopping = True
         self._woken.set()
 
@@ -131,8 +131,8 @@ class Worker:
     # ------------------------------------------------------------------ within
 
     async def _join(self) -> WorkerMembership | None:
-        """A new membership, under a new id; None, and told, while there can be none. At first only the store is waited
-        for: whoever does not fit is told so."""
+        """A new membership, under a new id; None, with a report, while it cannot join. At first it waits only for the
+        store: an incompatible worker is told so."""
         me = self._describe_anew()
         try:
             if self.memberships and self._reopen is not None:
@@ -140,7 +140,7 @@ class Worker:
             membership = WorkerMembership(self._keys, self._context.clock, self._shape, me, self._heard)
             await membership.join(other_folds=self._upgrade, complete=self._with_key)
         except (StoreError, ConfigError) as error:
-            # Who has fitted once is not sent away because of somebody who came meanwhile, or of a clock that is mended.
+            # A worker that was compatible once is not refused because of a later one, or of a corrected clock.
             # A store without a majority comes back: after a power cut workers may be there before the servers.
             if not self.memberships and not isinstance(error, PASSING):
                 raise
@@ -181,7 +181,7 @@ class Worker:
             self.supervisors[shard].start()
 
     async def _work(self, membership: WorkerMembership) -> None:
-        """Until the lease is gone, or everything is handed over. Raises what a tenant did not expect."""
+        """Runs until the lease is lost, or everything is handed over. Raises what a supervisor did not expect."""
         loop = asyncio.get_running_loop()
         deadline_s = float("inf")
         while not membership.lost.is_set():

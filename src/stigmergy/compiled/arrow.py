@@ -245,7 +245,7 @@ def typed_column(code: str, members: Sequence[tuple[str, bytes]], values: Values
 
 
 def enum_values(members: Sequence[tuple[str, bytes]]) -> list[Any]:
-    """What stands for the members of an enum: their values, if those are all texts or all whole numbers, else names."""
+    """The values of the members of an enum, if those are all texts or all whole numbers, else their names."""
     values = [msgspec.msgpack.decode(body) for _, body in members]
     for kind in (str, int):
         if all(type(value) is kind for value in values):

@@ -47,7 +47,7 @@ CACHE_VARIABLE = "STIGMERGY_CACHE"
 FOLDERS_PER_KIND_MAX = 64
 """Each version of a class has a folder. When there are more of one kind, those go that were used longest ago."""
 FILE_BYTES_MAX = 64 * 1024 * 1024
-"""A longer file is none of ours."""
+"""A longer file is not ours."""
 _MAGIC = b"STGMCODE"
 _DIGEST_BYTES = 32
 _HEAD_BYTES = len(_MAGIC) + _DIGEST_BYTES
@@ -278,7 +278,7 @@ def _told(store: ProgramCache, seconds: float) -> str:
 
 
 def _compile_all(program: Program, module: ModuleType, store: ProgramCache, names: list[str]) -> dict[str, Function]:
-    """Compiles what is missing; the source is what we have in hand, never what lies on disk."""
+    """Compiles what is missing; the source is the one in memory, never the one on disk."""
     if _config.DISABLE_JIT:
         raise ConfigError("NUMBA_DISABLE_JIT is set, and with it nothing can be compiled; unset it")
     path = store.folder / "program.py"

@@ -64,7 +64,7 @@ class NameTable:
         return len(self._counts)
 
     def check_of(self, generation: int) -> tuple[int, bytes] | None:
-        """How many agents there were after this enrolment, and what stands for their names; None: not been yet."""
+        """The number of agents after this enrolment, and the digest of their names; None: not reached yet."""
         if not 0 < generation <= len(self._counts):
             return (0, NO_CHECK) if generation == 0 else None
         end = generation * CHECK_BYTES

@@ -49,7 +49,7 @@ _NOISY = 0.75
 Run = tuple[int, int]
 """Rows that lie one behind the other: the number of the first, and how many."""
 Identity = tuple[int, bytes, bytes]
-"""Of rows: the version of the agent class, and what stands for their columns and for the first state."""
+"""For rows: the version of the agent class, and the digests of their columns and of the first state."""
 
 
 class RowsPart(Struct, array_like=True, frozen=True, tag="rows"):
@@ -143,7 +143,7 @@ class Columns:
         return rows
 
     def check(self, rows: Bytes) -> None:
-        """Raises JournalCorrupt for an enum or boolean that is none: code would look up what is not there."""
+        """Raises JournalCorrupt for an invalid enum or boolean: code would look up a missing entry."""
         for name, limit in self._limits.items():
             if (_field(rows, self._narrow, name) >= limit).any():
                 raise _corrupt(f"has values of {name} that it cannot have")

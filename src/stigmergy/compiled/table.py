@@ -162,7 +162,7 @@ class CompiledTable:
         return self._roster.generation
 
     def check_of(self, generation: int) -> tuple[int, bytes] | None:
-        """Of an enrolment how many agents there were then, and what stands for their names."""
+        """For an enrolment the number of agents then, and the digest of their names."""
         return self._roster.check_of(generation)
 
     def enroll(self, names: Sequence[str]) -> None:

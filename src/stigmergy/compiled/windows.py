@@ -213,7 +213,7 @@ def _compact(lines: Lines, info: WindowInfo) -> None:
 
 
 def _read_time(lines: Lines, unit: Unit, body: Body, record: RecordView, info: WindowInfo, time: str) -> None:
-    """The time of an event by its own field, with what Python raises for one that is none."""
+    """The time of an event by its own field, with what Python raises for an invalid one."""
     if info.window.by not in info.form.fields:
         return  # found where the field is declared
     value = record.read(info.window.by)

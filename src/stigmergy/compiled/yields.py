@@ -230,7 +230,7 @@ class Messages(Texts):
         return form.message, made
 
     def put_effect(self, node: ast.AST, number: int, slots: Slots, cause: str, *, batchable: bool) -> None:
-        """Writes an effect: to the batched actions if its hands are batched, to the others otherwise."""
+        """Writes an effect: to the batched actions if its actuator is batched, to the others otherwise."""
         if len(slots.values) > SLOTS_COUNT_MAX:
             self.refuse(node, f"{len(slots.values)} numbers in one effect", f"give it at most {SLOTS_COUNT_MAX}")
         self.unit.slots_count = max(self.unit.slots_count, len(slots.values))

@@ -186,7 +186,7 @@ class SharedRequest(Request, tag="shared"):
 
 
 class QuarantineRequest(Request, tag="quarantine"):
-    """A stream of those from whom nothing more is taken, and why."""
+    """A stream of quarantined replicas, and why."""
 
 
 class LiftRequest(Request, tag="lift"):

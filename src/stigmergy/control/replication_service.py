@@ -33,7 +33,7 @@ NO_LEDGER = (
 
 
 class ReplicationService:
-    """Answers about one node. Without company everything is refused, with what to do."""
+    """Answers about one node. Without replication every request is refused, with what to do."""
 
     def __init__(self, replication: Replication | None) -> None:
         self._replication = replication

@@ -20,12 +20,12 @@ MOVED_S_MAX = 15.0
 LOOK_S_MAX = 1.0
 """Who looks at a fleet is told that a shard does not answer, rather than made to wait."""
 NOBODY_S_MAX = 3.0
-"""Where nobody answers for any shard, probably nobody runs, and whoever waits is told so sooner."""
+"""If nobody answers for any shard, probably no worker runs, and the caller is told sooner."""
 PAUSE_S = 0.05
 PAUSE_S_MAX = 0.5
 """Between two attempts; it doubles up to the larger."""
 MOVED = (NotOwned, NotRunning, JournalConflict, JournalUnknown, LinkDown)
-"""What an owner says that is none any more."""
+"""What a former owner says."""
 UNTAKEN = (NotOwned, NotRunning)
 """Of these, what an owner says before it has taken an observation, and never after: it may be said again."""
 RETRYABLE = (

@@ -60,7 +60,7 @@ VERIFY_TOLD_COMMITS = 1_000
 
 
 class NodeDescription(Struct, frozen=True):
-    """What the desk says of the process around it."""
+    """What the server says of its process."""
 
     version: str
     journal: str
@@ -122,7 +122,7 @@ class ControlService:
                 try:
                     await kept
                 except (NotOwned, NotRunning) as error:
-                    # Whoever hears these says it again (patience.py). This was taken, and the next owner may have it.
+                    # The client retries on these (retry.py). This was taken, and the next owner may have it.
                     raise JournalUnknown(
                         f"whether it is kept is not known, and it is not said twice: {error}"
                     ) from None
@@ -268,7 +268,7 @@ class ControlService:
         shard = int(letter.letter.partition(".")[0])
         retried = isinstance(request, protocol.RetryRequest)
         await self._host.intake.take(shard, LetterRetried(letter.letter) if retried else LetterDropped(letter.letter))
-        # A retry that fails again is a letter again, of the same agent with the same input.
+        # A retry that fails again is a dead letter again, of the same agent with the same input.
         again = [one for one in self._live.dead_letters() if (one.agent, one.input) == (letter.agent, letter.input)]
         failed = retried and any(one.letter != letter.letter for one in again)
         return {"letter": letter.letter, "agent": letter.agent, "retried": retried, "failed_again": failed}
@@ -375,7 +375,7 @@ def _key(public_key: str, algorithm: int) -> Key:
 
 
 def _memory_peak_bytes() -> int:
-    """Of this program. What the system counts for the process goes on from whoever has started it."""
+    """Of this program. The system's counts for the process include its parent's before exec."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             for line in file:

@@ -118,7 +118,7 @@ def argument_of(hint: Any, number: int) -> Any:
 
 
 def class_of(hint: Any) -> type[SharedValue]:
-    """The class behind a type. Raises WrongHint if it is none of ours."""
+    """The class behind a type. Raises WrongHint if it is not one of ours."""
     cls = get_origin(hint) or hint
     if not (isinstance(cls, type) and issubclass(cls, SharedValue)) or cls is SharedValue:
         raise WrongHint(f"{hint} cannot be shared; use one of the types of stigmergy.crdt, like ORSet[str]")

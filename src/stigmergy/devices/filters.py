@@ -20,7 +20,7 @@ from stigmergy.agents.messages import SECOND_NS, Event, resolve_hints
 from stigmergy.base.errors import DefinitionError
 
 Take = Literal["last", "mean", "min", "max"]
-"""What stands for all readings of a period. Each field that is a number counts by itself; the rest is the last's."""
+"""The one reading that represents a period. Each numeric field is aggregated by itself; the rest is the last one's."""
 
 
 class Thinning(Struct, frozen=True):
@@ -152,7 +152,7 @@ class _Period:
 
 
 def _numbers(event: Event) -> dict[str, float]:
-    """The fields of a reading that are finite numbers; a flag is none, nor is a name that counts as one."""
+    """The fields of a reading that are finite numbers; flags and numeric enums do not count."""
     found: dict[str, float] = {}
     for name in event.__struct_fields__:
         value = getattr(event, name)

@@ -39,7 +39,7 @@ class Ticker:
         self._every_ns = int(every_s * SECOND_NS)
         self._last_ns: int | None = None
         self.overruns = 0
-        """Ticks that passed while whoever ticks was busy."""
+        """Ticks that passed while the caller was busy."""
 
     async def wait_tick(self) -> int:
         """Waits for the next tick that lies ahead; returns its moment on the monotonic clock. The first is at once."""

@@ -152,7 +152,7 @@ class OsFiles:
         os.close(open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
 
     def close_to_others(self, path: str) -> None:
-        # By its name: whoever opens a database of SQLite and closes it takes the locks of this process away.
+        # By its name: opening and closing a SQLite database otherwise would release the locks of this process.
         with contextlib.suppress(OSError):
             mode = os.lstat(path).st_mode
             if (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and mode & OTHERS:
@@ -433,7 +433,7 @@ class ThreadWriter:
 
 
 def refused_write(error: StigmergyError) -> asyncio.Future[None]:
-    """A write that was not even begun: whoever awaits it gets the error, as for any other."""
+    """A write that was never started: its caller gets the error, as for any other."""
     refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     refused.set_exception(error)
     return refused

@@ -239,7 +239,7 @@ class MemoryShard:
 
 
 class _ClaimedJournal(MemoryJournal):
-    """Written by whoever has claimed last."""
+    """Written by the last claimant."""
 
     def __init__(self, shard: MemoryShard, reach: MemoryShardLog) -> None:
         super().__init__(shard.store)

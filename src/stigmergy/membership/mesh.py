@@ -173,7 +173,7 @@ class MeshChannels:
         self._is_open = False
 
     def channel(self, number: int) -> ChannelMesh:
-        """A mesh of its own for whoever has this number."""
+        """A separate mesh for the user with this number."""
         if not 0 <= number < CHANNELS_MAX:
             raise Bug(f"channel {number}: there are 0 to {CHANNELS_MAX - 1}")
         return ChannelMesh(self, number)

@@ -108,7 +108,7 @@ class Membership:
         )
 
     async def start(self) -> None:
-        """Opens the mesh and looks for others: first for the seeds, then for whom they know."""
+        """Opens the mesh and searches for others: first the seeds, then the members that they know."""
         self._tell(MembersReset())
         await self._mesh.open(self._hear)
         now_ns = self._clock.monotonic_ns()
@@ -156,7 +156,7 @@ class Membership:
 
     def _do(self, swim: Swim) -> None:
         ready = swim.ready()
-        # First of all how to reach whom we have just heard of.
+        # First of all the addresses of the nodes that we have just heard of.
         for event in ready.events:
             if isinstance(event, Appeared) and event.record.contact:
                 self._mesh.introduce(event.record.node, event.record.contact)

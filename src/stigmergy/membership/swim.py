@@ -257,7 +257,7 @@ RELAYS_COUNT_MAX = 256
 QUICK_SYNCS_COUNT = 10
 """Comparisons in quick succession after a start: in a fleet that starts together all have much to tell each other."""
 GREETED_COUNT_MAX = 3
-"""Seeds that a node without company tries at once."""
+"""Seeds that a node without known members tries at once."""
 AGAIN_COUNT_MAX = 8
 """Suspects that are asked again with every probe."""
 AGAIN_TIMES_MAX = 6

@@ -272,7 +272,7 @@ class UdpMesh:
         self.node = node
         self.bytes_max = options.bytes_max
         self.seeds = tuple(name for name, _, _ in options.peers if name != node)
-        """Whom membership looks for first: those who are listed."""
+        """The nodes that membership contacts first: the listed ones."""
         self.counters = MeshCounters()
         self._options = options
         self._clock = clock

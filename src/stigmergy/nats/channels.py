@@ -63,7 +63,7 @@ class ChannelRefused(Struct, array_like=True, frozen=True, tag=3):
 
 
 class OwnerAnnounced(Struct, array_like=True, frozen=True, tag=4):
-    """From now on this one answers here; whoever has a lower rank is an owner of the past."""
+    """From now on this one answers here; one with a lower rank is a former owner."""
 
     epoch: int
     instance: str
@@ -93,7 +93,7 @@ PIECE_BYTES_MAX = 256 * 1024
 """A longer frame travels in several; so does one that the server takes no message for."""
 PIECES_UNDER_WAY_MAX = 64
 BYTES_UNDER_WAY_MAX = 2 * 1024 * 1024
-"""What was sent and not taken; then whoever sends waits."""
+"""The bound of sent and unconfirmed pieces; beyond it the sender waits."""
 PIECES_UNSAID_MAX = 16
 BYTES_UNSAID_MAX = 512 * 1024
 """So much is taken before the other side is told: well before it would have to wait."""
@@ -301,7 +301,7 @@ class Channels:
         self._places: dict[str, str] = {}
         """Where the other side of each hears us."""
         self._unheard: list[str] = []
-        """Who has not heard that its channel was lost with the link."""
+        """Callers that do not know yet that their channel was lost with the link."""
         self._serving: dict[asyncio.Task[None], NatsChannel] = {}
         self._saying: dict[asyncio.Future[Any], None] = {}
         self._epochs: dict[str, int] = {}
@@ -327,7 +327,7 @@ class Channels:
             await self._announce()
 
     async def call(self, subject: str) -> NatsChannel:
-        """A channel to whoever listens there. Raises LinkDown if nobody answers now."""
+        """A channel to the listener there. Raises LinkDown if nobody answers now."""
         if self._is_closed:
             raise LinkDown("nobody is called any more")
         await self._hear()
@@ -425,7 +425,7 @@ class Channels:
             await self._try(self._subject, write_said(OwnerAnnounced(self._epoch, self._instance)))
 
     def _retire(self) -> None:
-        """Somebody newer answers here: we do not, and whoever is connected with us calls again."""
+        """A newer owner answers here: we do not, and our callers call again."""
         self._serve = None
         for channel in list(self._serving.values()):
             channel.close()
@@ -437,7 +437,7 @@ class Channels:
     # ------------------------------------------------------------------ channels
 
     async def _hear(self) -> None:
-        """One subscription for all channels; the first who needs it makes it."""
+        """One subscription for all channels; the first channel makes it."""
         if not self._hears:
             self._hears = True
             self._endings.insert(0, await self._link.subscribe(f"{self._inbox}.*", self._on_channel))
@@ -490,7 +490,7 @@ class Channels:
             self._keep(asyncio.ensure_future(self._come_back()))
 
     async def _come_back(self) -> None:
-        """Says that we listen again, and to those whom we lost that they need not wait for us."""
+        """Announces that we listen again, and tells lost callers not to wait for us."""
         if self._serve is not None:
             await self._announce()
         unheard, self._unheard = self._unheard, []

@@ -45,8 +45,8 @@ class NatsConnection(Client):
         self._headers_known: dict[bytes, dict[str, str]] = {}
 
     def _connect_command(self) -> bytes:
-        # The library speaks TLS if the server asks for it. Whoever stands in between could leave that out, and would
-        # be told the password.
+        # The library uses TLS if the server asks for it. A man in the middle could leave that out, and would get the
+        # password.
         if self.options.get("tls") is not None and not self._is_encrypted():
             raise NotEncrypted
         command: bytes = super()._connect_command()
@@ -66,7 +66,7 @@ class NatsConnection(Client):
         return dict(known)
 
     async def _process_pong(self) -> None:
-        # Whoever waited for this answer may have given up. The library would take that for a broken connection.
+        # The waiter for this answer may have given up. The library would take that for a broken connection.
         if self._pongs and self._pongs[0].done():
             del self._pongs[0]
             self._pongs_received += 1

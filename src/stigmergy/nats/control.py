@@ -130,7 +130,7 @@ class NatsControlClient:
 
 
 class NatsOwnerClient:
-    """The control endpoint of the owner of one shard, whoever that is when it is asked."""
+    """The control endpoint of the present owner of one shard."""
 
     def __init__(self, channels: Channels, fleet: str, shard: int, where: str) -> None:
         self._channels = channels

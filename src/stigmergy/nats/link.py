@@ -129,7 +129,7 @@ class NatsLink:
             raise no_jetstream(self.address.shown)
 
     async def close(self) -> None:
-        """Ends the connection; whoever waits for an answer hears LinkDown. Closing twice does nothing."""
+        """Ends the connection; pending requests raise LinkDown. Closing twice does nothing."""
         self._is_closing = True
         self._lost("the connection was closed")
         self._ended.set()

@@ -79,12 +79,12 @@ def log_subject(fleet: str, first: int, last: int) -> str:
 
 
 def log_owner_subject(fleet: str, first: int, last: int) -> str:
-    """Where whoever writes the log of these shards says that it is there."""
+    """The subject where the owner of these shards' log says that it is there."""
     return f"{ROOT}.{token(fleet)}.owner.{first}-{last}"
 
 
 def log_grown_subject(fleet: str, first: int, last: int) -> str:
-    """Where whoever writes the log of these shards says that it has grown."""
+    """The subject where the owner of these shards' log says that it has grown."""
     return f"{ROOT}.{token(fleet)}.grown.{first}-{last}"
 
 

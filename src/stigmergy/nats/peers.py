@@ -20,8 +20,8 @@ __all__ = ["NatsPeerNetwork"]
 class NatsPeerNetwork:
     """Where the owner of a shard listens for the owners of the others, and from where it calls them.
 
-    `rank` is asked when it begins to listen: the number of the claim by which it owns the shard. A higher one silences
-    whoever has a lower one.
+    `rank` is read when it begins to listen: the number of the claim by which it owns the shard. A higher rank silences
+    a lower one.
     """
 
     def __init__(self, link: NatsLink, fleet: str, shard: int, epoch: Callable[[], int] = lambda: 0) -> None:

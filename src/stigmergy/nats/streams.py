@@ -39,7 +39,7 @@ class StreamFound(Struct, frozen=True):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What whoever made it wrote down about it."""
+        """The description that its maker stored with it."""
         return dict(self.config.get("metadata") or {})
 
 

@@ -41,7 +41,7 @@ class BlockingLink:
         self._thread.start()
 
         async def connect() -> None:
-            # Kept here and not by whoever waits: a link that is up just after it was given up must be closed too.
+            # Kept here and not by the waiter: a link that comes up just after the waiter gave up must be closed too.
             self._link = await NatsLink.open(address, name=name, within_s=open_s)
 
         try:

@@ -94,7 +94,7 @@ class Ordering:
         """Sources whose numbers were used by somebody else, and what to say of each."""
         self._crowded = ""
         self._lossy: dict[str, None] = {}
-        """Who has left a gap on this link, by its doing or ours: nobody waits for a message of theirs again."""
+        """Sources that left a gap on this link, by their fault or ours: their messages are not awaited again."""
         self._links = 0
         """How often the link came or went; once more if it did in an earlier run."""
         self._link_ns = host.clock.monotonic_ns()

@@ -33,18 +33,18 @@ class PeerChannel(Protocol):
 
 
 Answer = Callable[[PeerChannel], Awaitable[None]]
-"""Serves one connection that a neighbour has begun; the connection is closed when it is done."""
+"""Serves one connection of a peer; the connection is closed when it is done."""
 
 
 class PeerNetwork(Protocol):
-    """Where a process listens for its neighbours, and from where it calls them. Processes are numbered from 1."""
+    """Where a process listens for its peers, and from where it calls them. Processes are numbered from 1."""
 
     async def open(self, answer: Answer) -> None:
         """Listens; `answer` is called for each who connects. Raises ConfigError where it cannot be."""
         ...
 
     async def connect(self, process: int) -> PeerChannel:
-        """Calls a neighbour. Raises LinkDown if it does not answer now; never waits for one that is not there."""
+        """Calls a peer. Raises LinkDown if it does not answer now; never waits for one that is not there."""
         ...
 
     async def close(self) -> None:

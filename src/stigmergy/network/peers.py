@@ -31,7 +31,7 @@ class PeerProcesses:
         host.tells.elsewhere = self
 
     async def start(self) -> None:
-        """Calls the neighbours and listens for them. Raises ConfigError where it cannot listen."""
+        """Calls the peers and listens for them. Raises ConfigError if it cannot listen."""
         for sending in self._sendings.values():
             sending.start()
         try:
@@ -47,11 +47,11 @@ class PeerProcesses:
             await sending.stop()
 
     def release(self, shard: int, epoch: int, target: int, pendings: Sequence[Pending]) -> None:
-        """Takes durable tells for a shard that a neighbour has."""
+        """Takes durable tells for a shard that a peer owns."""
         self._sendings[self._share.process_of(target)].release(shard, epoch, target, pendings)
 
     def owner_of(self, shard: int) -> str:
-        """Who has a shard, in words."""
+        """The owner of a shard, for people."""
         share = self._share
         if not 0 <= shard < share.shards:
             return "nobody"
@@ -62,7 +62,7 @@ class PeerProcesses:
         return {**structs.asdict(self._sent), **structs.asdict(self._received)}
 
     def troubles(self) -> list[str]:
-        """Neighbours that do not want us, and why."""
+        """Peers that refuse us, and why."""
         return [sending.trouble for sending in self._sendings.values() if sending.trouble]
 
     async def _serve(self, channel: PeerChannel) -> None:

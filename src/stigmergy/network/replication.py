@@ -158,5 +158,6 @@ class Replication:
 
 
 def _keys(signer: Signer, trusted: Sequence[bytes]) -> Sequence[bytes] | None:
-    """Whose changes are taken: those of the given keys and our own; without any given, of whoever is heard first."""
+    """Whose changes are taken: those of the given keys and our own; without any given, of every node heard first under
+    its name."""
     return (signer.public_key, *trusted) if trusted else None

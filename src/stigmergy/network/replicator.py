@@ -257,7 +257,7 @@ class Replicator:
         return [*self.machine.troubles(), *self._declined.values(), *self._places.troubles()]
 
     def quarantined(self) -> list[Quarantined]:
-        """From whom nothing is taken any more, and why."""
+        """Quarantined replicas, and why."""
         return self.machine.quarantined()
 
     def lift_quarantine(self, key: bytes) -> bool:

@@ -37,7 +37,7 @@ class Share(Struct, frozen=True):
         return [process for process in range(1, self.processes + 1) if process != self.process]
 
     def process_of(self, shard: int) -> int:
-        """Who has this shard."""
+        """The owner of this shard."""
         return process_of(shard, self.processes, self.shards)
 
 

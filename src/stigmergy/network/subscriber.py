@@ -69,8 +69,8 @@ from stigmergy.shard.inputs import Refused
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
 HURRY_COUNT = 16
-"""When so many messages wait for the disk it waits for no more company, whatever their types allow: brokers stop at a
-window of messages that were not acknowledged, often of 20."""
+"""When this many messages wait for the disk, the commit waits for no more, whatever their types allow: brokers stop at
+a window of unacknowledged messages, often of 20."""
 TOPICS_COUNT_MAX = 10_000
 """Topics of which is remembered whether they are ours."""
 STALL_NS = 1_000_000_000
@@ -177,7 +177,7 @@ class Subscriber:
         return known
 
     def _runs(self, escaped: str) -> bool:
-        """Whether the agent of a topic runs here; of one that is badly escaped the door says what is wrong."""
+        """Whether the agent of a topic runs here; a badly escaped topic is refused later with the reason."""
         try:
             return self._assignment.runs("/".join(unescape(level) for level in escaped.split("/")))
         except Malformed:
@@ -456,7 +456,7 @@ def _read(message: BusMessage) -> CloudEvent:
 
 
 def _check_names(event: CloudEvent, address: str, speaker: str = "") -> None:
-    """The attributes must not name another agent than the topic does. `speaker` is the source of whoever owns it."""
+    """The attributes must not name another agent than the topic. `speaker` is the source of the topic's owner."""
     if event.subject and event.subject != address:
         raise Malformed(f"its subject is {event.subject[:100]!r}, but the topic belongs to {address!r}")
     if speaker and event.source != speaker and f"/{AGENTS}/" in event.source:

@@ -41,7 +41,7 @@ REASON_CHARS_MAX = 500
 
 
 class TellReceiverCounters(Struct):
-    """What came from neighbours."""
+    """Counts of what came from peers."""
 
     neighbour_tells_in: int = 0
     neighbour_parcels_declined: int = 0
@@ -65,7 +65,7 @@ class TellReceiver:
         self._is_over = False
 
     async def serve(self) -> None:
-        """Takes what comes. Raises nothing: the neighbour connects again."""
+        """Takes what comes. Raises nothing: the peer connects again."""
         answering: asyncio.Task[None] | None = None
         try:
             await self._meet()

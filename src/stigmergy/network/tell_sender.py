@@ -116,20 +116,20 @@ TELL_BATCH_BYTES_MAX = 256 * 1024
 """A parcel with so much in it is sent; a single tell may be larger."""
 TELL_BATCHES_IN_FLIGHT_MAX = 64
 BYTES_IN_FLIGHT_MAX = 4 * 1024 * 1024
-"""What is under way to one neighbour and not confirmed; then it waits in the outbox."""
+"""The bound of unconfirmed tells to one peer; beyond it they wait in the outbox."""
 PAUSE_S = 0.02
 PAUSE_S_MAX = 1.0
-"""The pause before a neighbour is called again; it doubles from time to time up to the larger."""
+"""The pause before a peer is called again; it doubles up to the larger."""
 WELCOME_S_MAX = 10.0
 IDLE_S_MAX = 10.0
 """A connection over which nothing was owed for so long is closed."""
 
 Pair = tuple[int, int]
-"""A shard of ours, and one of the neighbour's."""
+"""Our shard, and the peer's."""
 
 
 class TellSenderCounters(Struct):
-    """What went to neighbours."""
+    """Counts of what went to peers."""
 
     neighbour_tells_out: int = 0
     neighbour_tells_settled: int = 0
@@ -146,7 +146,7 @@ class _Lane(Struct):
     """The highest sequence that can have been sent: by an earlier run until the pair is open, then by this one."""
     is_asked: bool = False
     is_open: bool = False
-    """On this connection: whether the neighbour was asked how far the pair is, and has said it."""
+    """On this connection: whether the peer was asked how far the pair is, and has answered."""
 
 
 class TellSender:
@@ -173,11 +173,11 @@ class TellSender:
         self._pause_s = PAUSE_S
         self.is_up = False
         self.trouble = ""
-        """Why the neighbour does not want us, in its words; empty while it does, or is only down."""
+        """Why the peer refuses us, in its words; empty while it accepts us, or is only down."""
 
     @property
     def owed(self) -> int:
-        """How many tells the neighbour has not confirmed."""
+        """How many tells the peer has not confirmed."""
         return sum(len(lane.waiting) + len(lane.under_way) for lane in self._lanes.values())
 
     def release(self, shard: int, epoch: int, target: int, pendings: Sequence[Pending]) -> None:
@@ -188,7 +188,7 @@ class TellSender:
         self._make_ready((shard, target), lane)
 
     def start(self) -> None:
-        """Remembers how much was owed when the host started, and calls the neighbour when something is."""
+        """Remembers how much was owed when the host started, and calls the peer when something is."""
         for shard in self._host.shards:
             sent = shard.state.outbox.sent()
             for target in owned_by(self._process, self._share.processes, self._share.shards):
@@ -215,7 +215,7 @@ class TellSender:
     # ------------------------------------------------------------------ the connection
 
     async def _live(self) -> None:
-        """Calls the neighbour when something is owed to it, with pauses that grow while it does not answer."""
+        """Calls the peer when something is owed to it, with a growing back-off while it does not answer."""
         while True:
             await self._wait_owed()
             try:

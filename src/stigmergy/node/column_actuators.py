@@ -88,9 +88,9 @@ class Orders(Generic[ActionT]):
 
     @property
     def sequences(self) -> Any:
-        """The number of each among all orders to this kind's batched hands, dense over all of them. Types of actions
-        are carried out one after the other, so a receiver that drops what it had remembers the highest for each type,
-        and anew with each `incarnation`."""
+        """The number of each among all orders to this kind's batch actuators, dense over all of them. Types of actions
+        are carried out one after the other, so a receiver that drops repetitions remembers the highest for each type
+        and `incarnation`."""
         return self._selected()[0] + self._block.first
 
     def name(self, number: int) -> str:
@@ -262,7 +262,7 @@ class BatchedActuators:
         for task in tasks:
             task.cancel()
         deadline = asyncio.get_running_loop().time() + self._settings.drain_s
-        # A hand that does not let itself be cancelled is left behind.
+        # An actuator that ignores its cancellation is abandoned.
         while not all(task.done() for task in tasks) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0)
             if not all(task.done() for task in tasks):
@@ -346,7 +346,7 @@ class BatchedActuators:
         return False
 
     def _refused(self, tag: str, error: BaseException) -> bool:
-        """Remembers what a hand raised; whether it is of no use to try again."""
+        """Remembers what an actuator raised; returns whether another try is useless."""
         if isinstance(error, DeviceRefused):
             self.trouble = printable(f"{tag}: {error}", TROUBLE_CHARS_MAX)
             return True
@@ -362,7 +362,8 @@ class BatchedActuators:
         return call(orders) if batched else _one_by_one(call, orders)
 
     def _call_of(self, tag: str) -> tuple[type[Action], Callable[[Any], Any], bool]:
-        """Who carries out an action; whether in bulk. For one that lost its batched hand, the ordinary one."""
+        """The actuator of an action, and whether it works in bulk. The ordinary one for an action that lost its batch
+        actuator."""
         batched = self._actuators.batched.get(tag)
         if batched is not None:
             return batched[0], batched[1], True
@@ -394,20 +395,20 @@ class BatchedActuators:
 
 
 def _is_cancelled() -> bool:
-    """Whether it is this task that is to end; a hand may raise the same for reasons of its own."""
+    """Whether this task is to end; an actuator may raise the same for its own reasons."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _leave(begun: Any) -> None:
-    """Ends what a hand has returned and nobody waits for any more."""
+    """Ends an awaitable that an actuator returned and nobody awaits any more."""
     close = getattr(begun, "close", None) or getattr(begun, "cancel", None)
     if close is not None:
         close()
 
 
 def _joined(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks, with neighbours of one commit and kind put together: a hand is called once for all of them."""
+    """The blocks, with adjacent ones of one commit and kind joined: an actuator is called once for all of them."""
     runs: list[list[Block]] = []
     for block in blocks:
         if runs and _follows(runs[-1][-1], block):

@@ -65,9 +65,9 @@ class ColumnIntake:
         """Takes a batch. The future is done when all of it is durable, and fails when it was not taken."""
         self._intake.check_open()
         if isinstance(data, memoryview) and not data.readonly:
-            # Records stay where they lie until they are written. Whoever gives up waiting may use this memory again.
+            # Records stay in place until they are written. A sender that gives up waiting may reuse this memory.
             data = bytes(data)
-        # Which door it is stands inside; any of them can open it.
+        # The source is named inside; the ingress of any shard can open it.
         batch = self._ingress(self._shards.first.state.shard).open(data)
         self._check(batch)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -142,8 +142,8 @@ class ColumnIntake:
         return min(waiting, default=None)
 
     def forget(self, shard: int, source: str, incarnation: int) -> bool:
-        """The shard could not take what was let through: the next one is measured against the marks again. Whether it
-        came through a door of ours."""
+        """The shard could not take what was let through: the next one is compared with the marks again. Returns whether
+        it came through our ingress."""
         return shard in self._ingresses and self._ingresses[shard].forget(source, incarnation)
 
     def fail_all(self, error: Exception) -> None:
@@ -165,7 +165,7 @@ class ColumnIntake:
         return ingress
 
     def _post(self, shard: int, accepted: list[Accept[ColumnBatch]]) -> None:
-        """Puts what the door let through into the mailbox. For what finds no room, whoever waits is told."""
+        """Puts what the ingress let through into the mailbox. If there is no room, the waiting sender is told."""
         full: dict[tuple[str, int], Overloaded] = {}
         for one in accepted:
             key = (one.envelope.source, one.envelope.incarnation)
@@ -249,7 +249,7 @@ SMALL_BYTES = 64 * 1024
 
 
 def join_queued(queued_inputs: Sequence[Queued]) -> list[Queued]:
-    """The letters, with deliveries that follow each other made into one that carries the tickets of all."""
+    """The queued inputs, with consecutive deliveries joined into one that carries the tickets of all."""
     joined: list[Queued] = []
     run: list[Queued] = []
     size_bytes = 0

@@ -27,16 +27,16 @@ LINGER_NS = SECOND_NS // 500
 """So long after a write began, single inputs are left to wait for its end, when they are stepped in one go: cheaper,
 and none of them could be written before. A disk that takes longer holds up no step."""
 QUICKLY_TOLD_MAX = 64
-"""A group with no more than so many events and whoever waits for them is told before the next is begun, a larger one
-after."""
+"""For a group with at most this many events, its waiters are told before the next group begins; for a larger one after.
+"""
 CHECK_EVERY_NS = int(CHECK_EVERY_S * SECOND_NS)
 HELD_UP_NS = SECOND_NS // 10
-"""Whoever looks later than this after the time for it was held up: a stopped process, a paused machine. Then the disk
-gets so much longer once, because what it has said meanwhile waits in the event loop."""
+"""If we check this late, we were paused ourselves: a stopped process, a paused machine. Then the disk gets this much
+longer once, because its answer may be waiting in the event loop."""
 
 
 class GroupInFlight(Struct):
-    """A group on its way to the disk, and whoever waits for it."""
+    """A group being written, and its waiters."""
 
     readies: list[Ready]
     tickets: list[Ticket]
@@ -88,7 +88,7 @@ class Committer:
         """Sealed while another was on its way, because the drafts were full: it goes next."""
         self.draining = False
         self.covers_all = False
-        """The next signature covers the heads of all shards: some end with that of another key, whom we trust now."""
+        """The next signature covers the heads of all shards: some end with that of another key that we now trust."""
 
     @property
     def room(self) -> int:
@@ -197,7 +197,7 @@ class Committer:
         )
 
     def abandon(self, error: Exception) -> None:
-        """It is over: whoever waits is told, and no write begins any more, whatever becomes of the one under way."""
+        """The end: all waiters are told, and no write begins any more, whatever the result of the one in progress."""
         self._over = True
         waiting = [flight.tickets for flight in (self.flight, self._sealed) if flight is not None]
         for ticket in [ticket for tickets in (*waiting, self._tickets) for ticket in tickets]:
@@ -269,7 +269,7 @@ class Committer:
             return
         self.flight = None
         if len(flight.tickets) + sum(ready.sealed.events for ready in flight.readies) <= QUICKLY_TOLD_MAX:
-            # Told in no time, and whoever waits for an effect waits for nothing else.
+            # This is immediate, and a waiter for an effect waits for nothing else.
             self._durable(flight)
             flight = GroupInFlight([], [])
         failure: BaseException | None = None

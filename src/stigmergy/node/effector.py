@@ -208,7 +208,7 @@ class Effector:
         for task in tasks:
             task.cancel()
         deadline = asyncio.get_running_loop().time() + self._settings.drain_s
-        # A hand that does not let itself be cancelled is left behind.
+        # An actuator that ignores its cancellation is abandoned.
         while not all(task.done() for task in tasks) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0)
             if not all(task.done() for task in tasks):
@@ -325,8 +325,8 @@ class Effector:
             raise
 
     def _order(self, actuator: _Actuator, shard: int, pending: Pending, attempt: int) -> Order[Any]:
-        """The order, made at the last moment before the hand is called: raises ClaimLapsed if it is bound to a claim
-        that is not held any more."""
+        """The order, made just before the actuator is called: raises ClaimLapsed if it is bound to a claim that is no
+        longer held."""
         effect = actuator.decode(pending.body)
         claim: OrderClaim | None = None
         if effect.valid_while is not UNSET:
@@ -431,7 +431,7 @@ class Effector:
 def _fitted(
     effect: type[Action] | type[Work], call: ActuatorFunction, retry_policy: RetryPolicy, settings: Settings
 ) -> _Actuator:
-    """A hand with its decoder, and with the patience of the settings where it has none of its own."""
+    """An actuator with its decoder, and with the time limits of the settings if it has none of its own."""
     decode = msgspec.msgpack.Decoder(effect).decode
     tries = settings.effect_tries if retry_policy.tries is None else retry_policy.tries
     return _Actuator(effect, call, decode, tries, retry_policy.within_s or settings.effect_within_s)
@@ -454,7 +454,7 @@ def _of_the_actuator(error: BaseException) -> BaseException:
 
 
 def _reason(error: BaseException) -> str:
-    """What a hand has raised, for people. Raises it again if it was not the hand's: we are to stop."""
+    """What an actuator has raised, for people. Raises it again if it was not the actuator's: we are being stopped."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         if task is None or task.cancelling():

@@ -396,7 +396,7 @@ class Host:
     def _after_step(
         self, shard: Shard, stepped: Stepped, queued_inputs: Sequence[Queued], monotonic_ns: int
     ) -> list[Queued]:
-        """Sorts out who waits for what; returns the letters that found no room in this commit."""
+        """Assigns the waiters; returns the queued inputs that found no room in this commit."""
         for address, event in stepped.fresh:
             self._staleness.refresh(address, event, monotonic_ns)
         number = shard.state.shard
@@ -427,7 +427,8 @@ class Host:
                     tickets, queued.tickets = queued.tickets, ()
                     for ticket in tickets:
                         ticket.fail(error)
-            # A note of what was skipped came through the door of its source: that of this shard, or that of envelopes.
+            # A note of skipped numbers came through the ingress of its source: that of this shard, or that of
+            # envelopes.
             if isinstance(untaken, Delivery | ColumnDelivery | SequencesSkipped):
                 source = (untaken.source, untaken.incarnation)
                 if isinstance(untaken, Delivery) or not self.columns.forget(number, *source):
@@ -435,7 +436,7 @@ class Host:
 
     def _written(self, flight: GroupInFlight) -> None:
         if (ended := self._ended()) is not None:
-            # It is durable, and the next owner knows of it: whoever asks again hears the same answer.
+            # It is durable, and the next owner knows it: a repetition gets the same answer.
             for ticket in flight.tickets:
                 ticket.fail(ended)
             return
@@ -474,7 +475,7 @@ class Host:
         self._repeats.give()
 
     def _release(self, number: int, owed: Sequence[Pending]) -> None:
-        """Hands durable effects to who carries them out; tells become deliveries of the shard they go to.
+        """Passes durable effects to their sinks; tells become deliveries of the target shard.
 
         What an agent at rest has owed since before stays owed: it may be carried out elsewhere by now.
         """
@@ -509,7 +510,7 @@ class Host:
         return 0 if end_ns is None else end_ns
 
     def _inform(self, number: int, told: Input) -> None:
-        """What hands, tables and the housekeeper have to say to a shard."""
+        """Inputs from actuators, tables and the housekeeper for a shard."""
         if self.failure is None:
             self.intake.put_inside(number, told)
 

@@ -15,7 +15,7 @@ from stigmergy.base.errors import Overloaded, StaleEpoch, StigmergyError
 from stigmergy.node.mailbox import Ticket
 
 EARLY_BYTES_MAX = 32 * 1024 * 1024
-"""What waits at a door for gaps to be filled: beside the count, because envelopes and batches may be large."""
+"""The bytes that may wait for gaps to be filled: besides the count, because envelopes and batches may be large."""
 SHARD_SOURCES = "shard/"
 BUS_SOURCES = "bus/"
 """What came over a bus has its topic as source; nobody else may speak in its name."""
@@ -62,7 +62,7 @@ NumberedBatchT = TypeVar("NumberedBatchT", bound=NumberedBatch)
 
 
 class IngressCounters(Struct):
-    """What came through the door."""
+    """Counts of what came through the ingress."""
 
     envelopes: int = 0
     malformed: int = 0
@@ -81,7 +81,7 @@ class Early(Struct, Generic[NumberedBatchT]):
 
 
 class Accept(Struct, Generic[NumberedBatchT], frozen=True):
-    """What the door lets through: an envelope in order, or the end of a gap that nobody filled."""
+    """What the ingress lets through: an envelope in order, or the end of a gap that nobody filled."""
 
     envelope: NumberedBatchT
     size_bytes: int

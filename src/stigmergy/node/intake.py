@@ -35,7 +35,7 @@ class Stream(Struct, frozen=True):
 
 
 class AwaitedTicket:
-    """A ticket that somebody awaits: resolved when each of its letters is durable, failed when one of them is not."""
+    """A ticket that a sender awaits: resolved when all its inputs are durable, failed when one of them is not."""
 
     __slots__ = ("_future", "_left", "eager")
 
@@ -46,7 +46,7 @@ class AwaitedTicket:
         """Satisfied with having been taken, where the event's promise lets the disk come later."""
 
     def expect(self, queued_inputs: int) -> None:
-        """So many letters carry this ticket."""
+        """How many queued inputs carry this ticket."""
         self._left = queued_inputs
 
     def resolve(self) -> None:
@@ -131,7 +131,7 @@ class Intake:
         return future
 
     def post(self, accepted: list[Accept[Envelope]]) -> None:
-        """Puts what the door let through into the mailbox. For what finds no room, whoever waits is told."""
+        """Puts what the ingress let through into the mailbox. If there is no room, the waiting sender is told."""
         full: dict[tuple[str, int], Overloaded] = {}
         for one in accepted:
             key = (one.envelope.source, one.envelope.incarnation)
@@ -192,7 +192,7 @@ class Intake:
         self._wake()
 
     def put_queued(self, queued: Queued) -> None:
-        """Takes a letter of another process, whose sender waits on its ticket."""
+        """Takes a queued input of another process, whose sender waits on its ticket."""
         self.check_open()
         self._mailbox.put_inside(queued)
         self._wake()
@@ -206,7 +206,7 @@ class Intake:
         return future
 
     def answer(self, asked: Asked, verdict: Verdict) -> None:
-        """Tells whoever asked this. Who asks something else with the same id gets an answer of its own."""
+        """Answers the senders of this command. A different command with the same id gets its own answer."""
         for future in self._asks.pop(asked, ()):
             if not future.done():
                 future.set_result(verdict)

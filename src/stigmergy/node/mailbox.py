@@ -62,7 +62,7 @@ class Ticket(Protocol):
 
 
 class Queued(Struct):
-    """One input on its way to its shard, and whoever waits for it."""
+    """One input on its way to its shard, and its waiter."""
 
     shard: int
     input: Input
@@ -94,19 +94,19 @@ TRICKLE_ITEMS_MAX = 64
 """Fewer observed events than this are a trickle."""
 
 TURN_COST = 16 * 1024
-"""What a source may send in one turn: some fifty small letters, so that small column batches can still be joined."""
+"""What a source may send in one turn: some fifty small inputs, so that small column batches can still be joined."""
 ITEM_COST = 256
 """What an item costs beside its bytes, where sources take turns."""
 
 GONE = -1
-"""The shard of a letter that is not there any more."""
+"""The shard of an input that has left the queue."""
 
 Stream = tuple[int, str, int]
 """What is numbered together: shard, source, incarnation. A mark belongs to one of these."""
 
 
 class Mailbox:
-    """The lanes. Putting never waits: a letter without room waits in line, and its sender with it, on its ticket."""
+    """The lanes. Putting never waits: an input without room waits in line, and its sender with it, on its ticket."""
 
     def __init__(self, commands_count_max: int, telemetry_items_max: int, telemetry_bytes_max: int) -> None:
         self._commands_count_max = commands_count_max
@@ -124,7 +124,7 @@ class Mailbox:
         self._streams: dict[Stream, deque[Queued]] = {}
         """What waits of each stream from which something may be shed, in order. Notes of what was shed among it."""
         self._gone = 0
-        """Letters in the telemetry lane that were merged into later ones; they are passed over."""
+        """Inputs in the telemetry lane that were merged into later ones; they are skipped."""
         self.counters = MailboxCounters()
 
     def has_room(self, size_bytes: int) -> bool:
@@ -170,7 +170,7 @@ class Mailbox:
             self._add_shedding(note)
 
     def take(self, items_max: int, *, telemetry: bool) -> Iterator[Queued]:
-        """Letters in the order in which they are to be stepped, until so many items are out. Take all of them."""
+        """Inputs in the order of stepping, until this many items are out. Take all of them."""
         taken = 0
         for lane in (self._first, self._inside, self._commands):
             while lane and taken < items_max:
@@ -194,7 +194,7 @@ class Mailbox:
             self._add(queued)
 
     def put_back(self, queued_inputs: list[Queued]) -> None:
-        """Letters that found no room in the commit: they come first next time."""
+        """Inputs that found no room in the commit: they come first next time."""
         for queued in reversed(queued_inputs):
             (self._first if queued.first else self._inside).appendleft(queued)
 
@@ -349,7 +349,7 @@ def _stream(queued: Queued) -> Stream:
 
 
 def _source(queued: Queued) -> str:
-    """With whom a letter takes turns. Shards and incarnations of a source share one turn."""
+    """The source with which an input takes turns. Shards and incarnations of a source share one turn."""
     return _stream(queued)[1]
 
 
@@ -368,7 +368,7 @@ def _merge(note: Queued, into: Queued) -> None:
 
 
 def fail_untaken(queued_inputs: Sequence[Queued], error: BaseException) -> None:
-    """The step itself has failed, and with it the host: whoever sent these letters must not wait for ever."""
+    """The step itself has failed, and with it the host: the senders of these inputs must not wait forever."""
     failed = Bug(f"the step failed ({type(error).__name__}: {error}); what was sent is not kept")
     for ticket in (ticket for queued in queued_inputs for ticket in queued.tickets):
         ticket.fail(failed)

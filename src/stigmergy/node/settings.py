@@ -91,7 +91,7 @@ class UplinkSettings(Struct, frozen=True, forbid_unknown_fields=True):
     batches_max: int = 8
     """Batches under way that the receiver has not confirmed; then no more is read or sent."""
     linger_s: float = 1.0
-    """What is new waits so long for company."""
+    """A new change waits this long for others."""
     pass_every_s: float = 60.0
     """How often the receiver hears that the log went on although nothing of it goes up."""
     answer_within_s: float = 15.0
@@ -128,7 +128,7 @@ class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True):
     resend_s: float = 0.2
     """The pause before a change that was not acknowledged is sent again; it doubles each time, four times."""
     buffer_bytes_max: int = MIB
-    """Changes kept for each object to be sent again. Who lacks more than that is sent the whole object."""
+    """Changes kept for each object to be sent again. A node that lacks more is sent the whole object."""
     skew_s: float = 60.0
     """A change stamped further ahead of our clock waits until the clock is there."""
     retire_after_s: float = 86_400.0

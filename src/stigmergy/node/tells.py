@@ -34,7 +34,7 @@ def shard_of_sink(sink: str) -> int:
 
 
 def told_items(pendings: Sequence[Pending]) -> list[tuple[str, bytes]]:
-    """Whom these tells are for, and what they say."""
+    """The targets of these tells, and their contents."""
     return [_told.decode(pending.body) for pending in pendings]
 
 
@@ -68,7 +68,7 @@ class Settles:
 def queued_of(
     shard: int, epoch: int, sink: str, pendings: Sequence[Pending], put: Callable[[int, Input], None]
 ) -> Queued:
-    """The letter with these tells of a shard; the shard hears through `put` when they have arrived."""
+    """The queued input with these tells of a shard; the shard hears through `put` when they have arrived."""
     target = shard_of_sink(sink)
     items = told_items(pendings)
     first = pendings[0].sequence
@@ -129,7 +129,7 @@ class Tells:
         return others
 
     def _report(self, pendings: Sequence[Pending]) -> None:
-        """Counts and logs what goes to the dead letters, because whom it is for does not run here."""
+        """Counts and logs dead letters for agents that do not run here."""
         for pending, (to, body) in zip(pendings, told_items(pendings), strict=True):
             if self._assignment.runs(to):
                 continue

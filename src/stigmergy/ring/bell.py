@@ -27,11 +27,11 @@ class Bell(Protocol):
 
     @property
     def relook_s(self) -> float:
-        """Whoever waits looks again after so long: a bell between processes may go unheard."""
+        """A waiter checks again after this long: a bell between processes may go unheard."""
         ...
 
     def ring(self) -> None:
-        """Wakes whoever waits, or the next who does. Never waits."""
+        """Wakes the waiter, or the next one. Never waits."""
         ...
 
     async def wait_heard(self, within_s: float) -> None:
@@ -80,7 +80,7 @@ class PipeBell:
         self._poll.register(file, select.POLLIN)
 
     def ring(self) -> None:
-        # A full pipe has woken whoever listens already.
+        # A full pipe has already woken the listener.
         with contextlib.suppress(BlockingIOError):
             os.write(self._file, b"\n")
 

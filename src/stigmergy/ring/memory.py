@@ -14,7 +14,7 @@ from stigmergy.ring.producer import Producer
 
 
 class MemoryRing:
-    """The memory; it outlives whoever opens a side of it."""
+    """The memory; it outlives both sides."""
 
     def __init__(self, name: str = "ring", *, capacity_bytes: int = CAPACITY_BYTES, salt: int = 1) -> None:
         check_capacity(capacity_bytes)

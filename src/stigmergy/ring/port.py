@@ -30,7 +30,7 @@ class RingMessage(Struct, frozen=True):
     """A message where it lies in the ring: no copy. Valid until it is marked durable; then it may be overwritten."""
 
     number: int
-    """From 1, without a gap, for as long as the ring lives, whoever produces and consumes."""
+    """From 1, without a gap, for the life of the ring, over all producers and consumers."""
     body: memoryview
     """Read only, in one piece, beginning at a multiple of 16 bytes."""
 

@@ -122,7 +122,7 @@ class _Producer:
         return size, views
 
     def _lie_down(self) -> None:
-        """We are about to sleep. What has changed before this is seen by whoever looks after it."""
+        """We are about to sleep. A check after this sees every earlier change."""
         self._check_open()
         self._memory.words[PRODUCER_SLEEPS] = 1
         self._memory.fence()

@@ -44,7 +44,7 @@ DECLARED_BYTES_MAX = 64 * 1024
 ENROLLED_BYTES_MAX = 32 * 1024
 """Names of one enrolment; more of them are several enrolments."""
 NAME_BYTES = 2
-"""Counted for each name beside its letters."""
+"""Counted for each name besides its characters."""
 COLUMN_CAUSES = -2
 """The causes of ordinary effects whose events are in columns: this one for the first of the commit, then downwards."""
 
@@ -55,11 +55,11 @@ def column_cause(place: int) -> int:
 
 
 class OrdinaryDispatch(Protocol):
-    """The ordinary way, for what is no matter of columns."""
+    """The ordinary path, for inputs without columns."""
 
     @property
     def counters(self) -> ShardCounters:
-        """What was taken, failed and passed over."""
+        """Counts of taken, failed and skipped inputs."""
         ...
 
     def keep(self, draft: Draft, address: str, event: Event, now_ns: int) -> Exception | None:

@@ -82,8 +82,8 @@ class Directory:
         return names.index(name) if name in names else -1
 
     def enroll(self, kind: str, first: int, names: Sequence[str]) -> None:
-        """Takes in what `AgentsEnrolled` says, for whoever reads a log without tables. What is known already must be
-        the same; an empty name is one that is not known here. Raises JournalCorrupt."""
+        """Learns from `AgentsEnrolled`, for readers of a log without tables. Known names must be the same; an empty
+        name is unknown here. Raises JournalCorrupt."""
         known = self.names.setdefault(kind, [])
         before = known[first : first + len(names)]
         if first > len(known) or any(one and one != other for one, other in zip(before, names, strict=False)):

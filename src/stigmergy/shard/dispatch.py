@@ -338,7 +338,7 @@ class InputDispatcher:
             return None
         agent_plan = self._state.plan_at(address)
         if agent_plan.engine is not None:
-            # No handler of a compiled agent is for such an event, and whoever says one has enrolled its agent.
+            # No handler of a compiled agent takes such an event, and its sender has enrolled its agent.
             draft.events.append((address, body))
             draft.grow(address, bodies_bytes=len(body))
             draft.hurry(0)
@@ -499,7 +499,8 @@ class InputDispatcher:
 
 
 def _letter_of(fact: Event) -> bytes:
-    """A fact as a dead letter holds it. What was merged may be too large for one, and is part of the state anyhow."""
+    """A fact as a dead letter holds it. A merged state may be too large for one, and is part of the agent's state
+    anyway."""
     body = encode(fact)
     return encode(Merged(field=fact.field)) if isinstance(fact, Merged) and not keepable(body) else body
 
@@ -550,10 +551,10 @@ def take_merged(
 
 
 def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: DeadLetter, now_ns: int) -> None:
-    """Gives a letter to its agent once more.
+    """Gives a dead letter to its agent again.
 
-    A fact on which a handler failed is part of the agent's state already. So it is not kept again: what follows from it
-    is decided again, by today's handler and against today's state; where nothing is decided, its effects are asked for.
+    A fact on which a handler failed is already part of the agent's state. So it is not kept again: today's handler
+    decides again against today's state what follows from it; if nothing is decided, its effects are requested.
     """
     address = letter.agent
     agent = state.agents.get(address)
@@ -572,8 +573,8 @@ def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: 
 
 
 def _fact_in(agent_plan: AgentPlan, agent: Any, body: bytes) -> Event | None:
-    """The fact in a letter; None for any other input, and for what somebody else has sent in the framework's name:
-    what an agent does not know of is no fact of its own."""
+    """The fact in a dead letter; None for any other input, and for facts forged in the framework's name: an agent must
+    know of its own facts."""
     try:
         fact = agent_plan.decode(body)
         if isinstance(fact, Merged):

@@ -127,12 +127,12 @@ class Draft:
 
     @property
     def source(self) -> str:
-        """Whence what is taken now comes."""
+        """The source of the current input."""
         return self._runs[-1][2]
 
     @property
     def full_of_words(self) -> bool:
-        """Whether what is no record takes all the room that there is for it: dead letters, for example."""
+        """Whether inputs other than records, dead letters for example, use up all their space."""
         return self.size_bytes - self.columns_bytes > DRAFT_BYTES_MAX
 
     def hurry(self, wait_ns: int) -> None:
@@ -298,13 +298,13 @@ class Ready(Struct, frozen=True):
     """Answers to give."""
     owed: list[Pending]
     blocks: list[Block]
-    """Actions for batched hands."""
+    """Actions for batch actuators."""
     timers: list[tuple[PendingTimer, int]]
     """Timers that were set, each with the time of the step that set it."""
     stopped: list[str]
     """Agents that supervision has stopped: their safe actions are due."""
     shared: list[tuple[str, SharedChanged | Merged | None]]
-    """Agents with shared fields that are new (None), and what has changed in whose: for peers."""
+    """Agents with shared fields: None for a new one, else its changes. For peers."""
     touched: dict[str, Any]
     """Agents as they were before this commit; what a query sees until it is durable."""
     images: dict[str, Any]
@@ -497,7 +497,7 @@ def enter(
 
 
 def _introduce(agent_plan: AgentPlan, draft: Draft, address: str) -> None:
-    """A new agent: whoever watches for its silence or shares its fields is to know of it."""
+    """Announces a new agent, for staleness checks and for its shared fields."""
     if agent_plan.stale_rules:
         draft.fresh.append((address, None))
     if agent_plan.shared:

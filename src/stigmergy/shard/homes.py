@@ -57,7 +57,7 @@ class Homes:
         return known if len(known) == len(addresses) else [self.of(address) for address in addresses]
 
     def check_agents(self, state: ShardState) -> None:
-        """Refuses a log with agents that live elsewhere by now: whoever changes the function moves nobody."""
+        """Refuses a log with agents whose shard has changed: a new function moves no agent."""
         if self._key is None or self.shards == 1:
             return
         tables = (

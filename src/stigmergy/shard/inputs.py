@@ -69,7 +69,7 @@ class Ask(Struct, frozen=True):
 
 
 Asked = tuple[str, str, bytes]
-"""Whom an answer is for: the agent, the command's id and its bytes. Another command may have the same id."""
+"""The target of an answer: the agent, the command's id and its bytes. Another command may have the same id."""
 
 
 class TimerDue(Struct, frozen=True):
@@ -164,7 +164,7 @@ class EnrollAgents(Struct, frozen=True):
 
 
 class ActionsConfirmed(Struct, frozen=True):
-    """A batched hand is done with the actions of a kind of compiled agents up to this sequence."""
+    """A batch actuator has settled the actions of a kind of compiled agents up to this sequence."""
 
     kind: str
     upto: int

@@ -334,24 +334,24 @@ class DeadLetters:
         self._bytes = 0
 
     def put(self, letter: DeadLetter) -> None:
-        """Adds a letter."""
+        """Adds a dead letter."""
         self._letters[letter.letter] = letter
         self._bytes += len(letter.input)
         while len(self._letters) > self._count_max or self._bytes > self._bytes_max:
             self.take(next(iter(self._letters)))
 
     def get(self, letter: str) -> DeadLetter | None:
-        """The letter, if it is there."""
+        """The dead letter, if it is there."""
         return self._letters.get(letter)
 
     def take(self, letter: str) -> None:
-        """Removes a letter that was retried or dropped."""
+        """Removes a dead letter that was retried or dropped."""
         taken = self._letters.pop(letter, None)
         if taken is not None:
             self._bytes -= len(taken.input)
 
     def all(self) -> list[DeadLetter]:
-        """Every letter, oldest first."""
+        """Every dead letter, oldest first."""
         return list(self._letters.values())
 
     def restore(self, letters: list[DeadLetter]) -> None:

@@ -17,7 +17,7 @@ from stigmergy.shard.commit import Owed, Settled
 
 
 class Pending(Struct, array_like=True, frozen=True):
-    """An effect that is owed: where it stands in the log, and what is to be done."""
+    """An owed effect: its place in the log, and the effect itself."""
 
     incarnation: int
     position: int
@@ -117,7 +117,7 @@ class Block(Struct, array_like=True, frozen=True):
 
 
 class Blocks:
-    """What a shard owes to batched hands."""
+    """What a shard owes to batch actuators."""
 
     def __init__(self) -> None:
         self._sent: dict[str, int] = {}

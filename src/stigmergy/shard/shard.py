@@ -87,7 +87,7 @@ class Shard:
     """The agents that one owner steps, in order."""
 
     def __init__(self, state: ShardState, homes: Homes | None = None) -> None:
-        """`homes` says where those live whom its agents tell something; without, all live here."""
+        """`homes` says in which shard the receivers of tells live; without it, all live here."""
         self.state = state
         self._own_sink = shard_sink(state.shard)
         self._draft = Draft(state.position + 1)
@@ -102,7 +102,7 @@ class Shard:
 
     @property
     def counters(self) -> Any:
-        """What was taken, refused, failed and passed over since the start."""
+        """Counts of taken, refused, failed and skipped inputs since the start."""
         return self._dispatcher.counters
 
     def step(self, inputs: Sequence[Input], now_ns: int) -> Stepped:

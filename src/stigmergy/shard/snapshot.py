@@ -482,7 +482,7 @@ _inner: msgspec.msgpack.Decoder[SnapshotNames | SnapshotRows] = msgspec.msgpack.
 
 
 def kind_of_part(part: bytes) -> str:
-    """Of which kind of compiled agents this part of a snapshot is; empty if it is none of theirs."""
+    """The kind of compiled agents of this part of a snapshot; empty if it has none."""
     return _opened(part)[0] if part.startswith(TABLE_PART) else ""
 
 

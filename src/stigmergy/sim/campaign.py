@@ -315,7 +315,7 @@ class _Watchdog:
         self._runs = threading.get_ident()
         self._cpu_s = time.process_time()
         self._turn = threading.Lock()
-        """Whoever has it may answer: the run that is over, or the watchdog."""
+        """Its holder answers: the finished run, or the watchdog."""
         self._timer = threading.Timer(hang_s, self._end)
         self._timer.daemon = True
         self._timer.start()

@@ -20,7 +20,7 @@ FINDINGS_MAX = 20
 
 
 class AcknowledgedInput(Struct, frozen=True):
-    """One input that was acknowledged: by whom, for whom, and its bytes."""
+    """One acknowledged input: the node, the agent, and its bytes."""
 
     node: str
     source: str
@@ -125,7 +125,7 @@ def replicas_converge(replicas: Mapping[str, Mapping[str, bytes]]) -> list[str]:
 
 
 class TakenMessage(Struct, frozen=True):
-    """What a receiver took: of whom, and as which of its messages."""
+    """What a receiver took: the source and the number of its message."""
 
     receiver: str
     source: str

@@ -310,7 +310,7 @@ class SimDisk:
         self._folder.sync()
 
     def take_away(self, path: str, to: str | None = None) -> None:
-        """Somebody else removes a file, or gives it another name. Whoever has it open keeps it: no call, no fault."""
+        """Another program removes or renames a file. A program that has it open keeps it: no call, no fault."""
         inode = self._inode(path)
         self._folder.change({path: None} if to is None else {path: None, to: inode})
         self._folder.sync()

@@ -36,7 +36,7 @@ class Planned(Struct, frozen=True):
     for_ms: int
     """How long it lasts; 0 for what happens in a moment."""
     node: str
-    """Whom it befalls; for a partition, one side of it, joined by commas."""
+    """The affected node; for a partition, one side of it, joined by commas."""
     amount: int
     """In the fault's own unit."""
 

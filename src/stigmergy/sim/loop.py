@@ -143,7 +143,7 @@ Ts = TypeVarTuple("Ts")
 WALL_START_NS = 1_767_225_600 * NS
 """2026-01-01 00:00 UTC: what simulated wall clocks start from unless told otherwise."""
 ACTOR: ContextVar[str] = ContextVar("stigmergy.sim.actor", default="")
-"""To whom a callback belongs; empty for the world outside."""
+"""The actor of a callback; empty for the world outside."""
 DEADLINE_S = 24 * 3600.0
 STEPS_MAX = 10_000_000
 INSTANT_STEPS_MAX = 1_000_000

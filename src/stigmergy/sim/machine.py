@@ -36,10 +36,10 @@ from stigmergy.sim.run import Run
 
 
 def equip(fleet: Declaration, receiver: Receiver, *, devices: bool) -> Declaration:
-    """The same fleet with simulated hands: every action is carried out by `receiver`, which keeps marks.
+    """The same fleet with simulated actuators: `receiver`, which keeps marks, carries out every action.
 
-    Workers stay as they are: what they return is part of the design under test. Sensors, control loops and attachments
-    are left out, and whoever writes the test says what is observed. With `devices` all of them run as declared.
+    Workers stay as they are: their results are part of the design under test. Sensors, control loops and attachments
+    are left out, and the test provides observations. With `devices` all of them run as declared.
     """
     made = copy.copy(fleet)
     if devices:
@@ -177,7 +177,7 @@ class Machine:
         """Whether faults may still be the reason for what goes wrong."""
         self._guarding: asyncio.Task[None] | None = None
         self._turns = asyncio.Lock()
-        """Whoever changes the machine's life does so alone."""
+        """Held by the one task that changes the machine's life."""
         self.over = False
         self.expects_down = False
         """Whether what takes the machine down says so itself."""

@@ -91,7 +91,7 @@ class Receiver:
         if self.temper.delay_s:
             await asyncio.sleep(self._chance.uniform(0, self.temper.delay_s))
         if not self._node.alive:
-            # The machine is down: whoever called is about to be told so. Nothing leaves it any more.
+            # The machine is down: the caller is about to be told so. Nothing leaves it any more.
             await asyncio.get_running_loop().create_future()
 
     def _carry_out(self, order: Order[Any]) -> None:

@@ -50,10 +50,10 @@ from stigmergy.store.port import (
 
 
 class ConnectionWatcher(Protocol):
-    """Who must be told when the line is mended, and stopped when it is closed."""
+    """Watchers to notify when the link is restored, and to stop when it is closed."""
 
     def begin(self) -> None:
-        """Tells everything anew."""
+        """Reports everything again."""
         ...
 
     def stop(self) -> None:
@@ -83,7 +83,7 @@ class MemoryConnection:
                 watcher.begin()
 
     async def reach(self) -> None:
-        """Goes to the shelf, if there is a way."""
+        """Access to the server, if the link is up."""
         self.check_open()
         await asyncio.sleep(0)
         self.check_open()
@@ -113,14 +113,14 @@ class MemoryConnection:
 # Stands for a cluster: buckets of keys that expire by a clock, and of objects. It outlives all connections.
 
 CAPACITY_BYTES = 1 << 30
-"""What a shelf takes before it says that it has no room."""
+"""The capacity of a server."""
 
 
 class _Kept(Struct):
     value: bytes
     revision: int
     ends_ns: int | None = None
-    """On the clock of the shelf; None for a key that stays."""
+    """On the server's clock; None for a key that stays."""
 
 
 class KeyListener(Struct, eq=False):
@@ -270,7 +270,7 @@ class MemoryWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._blind = True
-        """Nothing is passed on before everything was told anew."""
+        """No change is reported before everything was reported again."""
         line.enlist(self)
         bucket.listeners.append(self._listener)
 
@@ -468,19 +468,19 @@ _shelves: dict[str, MemoryStoreServer] = {}
 
 
 def memory_store_server(place: str, clock: Clock) -> MemoryStoreServer:
-    """The shelf at `memory:PLACE`, made with this clock if there is none."""
+    """The server at `memory:PLACE`, made with this clock if there is none."""
     if place not in _shelves:
         _shelves[place] = MemoryStoreServer(clock)
     return _shelves[place]
 
 
 def forget_store_server(place: str) -> None:
-    """The next one to open it gets a new shelf that knows nothing."""
+    """The next one to open it gets a new, empty server."""
     _shelves.pop(place, None)
 
 
 class MemoryStore:
-    """The Store port: one connection to a shelf, with the clock of who opened it."""
+    """The Store port: one connection to a server, with the clock of its opener."""
 
     def __init__(self, server: MemoryStoreServer, clock: Clock) -> None:
         self.line = MemoryConnection(clock)

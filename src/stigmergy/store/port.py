@@ -132,7 +132,7 @@ class Lease(Protocol):
         ...
 
     async def renew(self, value: bytes | None = None) -> None:
-        """Has the time begin anew, with another value perhaps.
+        """Restarts the time of the lease, optionally with another value.
 
         StoreConflict: it is lost, for good. StoreUnavailable: nothing was written. StoreUnknown: renewed or not; the
         next call finds out. After the last two it is ours until its time is over: try again.
@@ -255,7 +255,7 @@ class Store(Protocol):
         ...
 
     async def find_objects(self, bucket: str) -> Objects | None:
-        """The same, and None if there is none: for who only looks. Nothing is made."""
+        """The same, or None if it does not exist: for readers. Nothing is made."""
         ...
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ SHOWN_COUNT_MAX = 20
 
 
 class Outcome(enum.Enum):
-    """What whoever asked was told."""
+    """The answer to the caller."""
 
     COMMITTED = "committed"
     REFUSED = "refused"

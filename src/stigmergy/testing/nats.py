@@ -106,7 +106,7 @@ class NatsCluster:
         return None if leader is None else self.number_of(leader)
 
     async def step_down(self, stream: str) -> None:
-        """Has the leader of a stream hand over."""
+        """Makes the leader of a stream hand over."""
         await self._ask(f"STREAM.LEADER.STEPDOWN.{stream}")
 
     def leader_of_blocking(self, stream: str) -> int | None:

@@ -85,7 +85,7 @@ class Distributor:
         """One batch of an uplink after the other: the next may begin only behind what is known of the last."""
         self._previous: dict[tuple[str, str, int], int] = {}
         self._pace = pace(declaration.settings.bus.messages_per_s, declaration.settings.bus.burst)
-        """Whoever has the agents must not shed as a flood what a site has kept for long."""
+        """The owners of the agents must not shed a site's backlog as a flood."""
         self.counters = DistributorCounters()
         self.last_refusal = ""
 

@@ -82,7 +82,7 @@ class Lane:
         """The journal's time up to which the receiver has everything."""
         self.lost_commits = 0
         self._counted_lost = 0
-        """Up to here they are counted: who asks again finds the same gap again."""
+        """Up to here they are counted: a repeated request finds the same gap again."""
         self._floor = 0
         self._reset()
 

@@ -83,7 +83,7 @@ class Uplink:
         self._receiver = ""
         self._receiver_run = ""
         self._other_run = False
-        """The receiver has started anew since it answered."""
+        """The receiver has restarted since it answered."""
         self._refused = ""
         self._behind = False
         """Whether there is more in the log than was read."""
@@ -318,7 +318,7 @@ class Uplink:
         return self._host.clock.monotonic_ns()
 
     def counted(self) -> dict[str, int]:
-        """What was counted, and what stands now, for the node's counters."""
+        """The counts and present values, for the node's counters."""
         standing = self.standing()
         gauges = {"uplink_commits_behind": standing.commits_behind, "uplink_lost_commits": standing.lost_commits}
         return {**structs.asdict(self.counters), **gauges}

@@ -25,7 +25,7 @@ from stigmergy.bus.mqtt.options import VERSIONS, MqttOptions, tls_context
 from stigmergy.bus.port import PAYLOAD_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX, BusMessage
 
 CONNECT_S_MAX = 10.0
-"""Looking the host up, connecting, shaking hands: each at most so long, and so long for the broker's answer."""
+"""Time limit for each of name lookup, connect, TLS handshake and the broker's answer."""
 ANSWER_S_MAX = 30.0
 """A broker that leaves a publish or subscribe unanswered for so long is not there any more: the link is given up."""
 DISCONNECT_S_MAX = 2.0

@@ -39,7 +39,7 @@ class MqttOptions(Struct, frozen=True):
     password: str = ""
     version: str = "3.1.1"
     ca: str = ""
-    """PEM files: who signed the broker's certificate (empty: whom this machine trusts), and ours with its key."""
+    """PEM files: the CA of the broker's certificate (empty: the system's CAs), and our certificate with its key."""
     cert: str = ""
     key: str = ""
     keepalive_s: float = KEEPALIVE_S

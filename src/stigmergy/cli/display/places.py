@@ -56,7 +56,7 @@ class ClusterPlace(Struct, frozen=True):
 
 
 NodePlace = Path | ClusterPlace
-"""Whom to ask: a node by its socket, or the workers of a fleet."""
+"""Where to send requests: a node's socket, or the workers of a fleet."""
 
 
 def add_place(parser: argparse.ArgumentParser, *, fleet: bool = True, nats: bool = False) -> None:
@@ -149,7 +149,7 @@ def find_socket(arguments: argparse.Namespace) -> Path:
 
 
 def find_place(arguments: argparse.Namespace) -> NodePlace:
-    """Whom a command is to ask: the workers at --nats, or the node that listens at a socket here."""
+    """Where a command sends its requests: the workers at --nats, or the node that listens at a socket here."""
     if arguments.nats is None:
         return find_socket(arguments)
     _check_one_place(arguments)

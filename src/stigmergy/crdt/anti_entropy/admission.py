@@ -467,7 +467,7 @@ class Admission:
             self._proving.found(proof, one, other, moment)
 
     def _proven(self, name: str, data: bytes) -> SignedChange | None:
-        """The signed change in these bytes; None if it is none, or of another object. Raises BadMessage."""
+        """The signed change in these bytes; None if there is none, or it is of another object. Raises BadMessage."""
         change = read_frame(data)
         if not isinstance(change, Change) or change.object != object_id(name):
             return None

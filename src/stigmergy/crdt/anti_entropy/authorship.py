@@ -64,7 +64,7 @@ class Trust(Struct, frozen=True):
 
 
 def object_id(name: str) -> bytes:
-    """What stands for an object in messages."""
+    """The short id of an object in messages."""
     return blake3(name.encode(), derive_key_context=_OBJECT_CONTEXT).digest(length=OBJECT_BYTES)
 
 

@@ -31,7 +31,7 @@ class AntiEntropyCounters(Struct):
     shared_written: int = 0
     """Own changes that became durable."""
     shared_signed: int = 0
-    """Signed datagrams of own changes; neighbours are joined."""
+    """Signed datagrams of own changes; adjacent ones are joined."""
     shared_taken: int = 0
     """Changes of others that were believed and new."""
     shared_known: int = 0

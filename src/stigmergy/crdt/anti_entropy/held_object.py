@@ -160,7 +160,7 @@ class HeldObject:
         self.state: tuple[ReplicaStore, bytes] | None = None
         """A whole state that was received and is not on disk yet."""
         self.owed: dict[str, dict[bytes, int]] = {}
-        """To whom we owe acknowledgements: per replica up to where."""
+        """The acknowledgements that we owe: per replica up to where."""
         self.silence = Silence()
         self.unsigned: dict[bytes, list[Delta]] = {}
         """Own changes, by replica, that are durable and not signed yet."""
@@ -284,7 +284,7 @@ class HeldObject:
 
 
 def joined(deltas: list[Delta]) -> tuple[bytes, ...]:
-    """As few deltas as it takes to say the same, each author's neighbours joined, in an order that can be applied."""
+    """As few equivalent deltas as possible, each author's adjacent ones joined, in an order that can be applied."""
     found: list[Delta] = []
     for delta in deltas:
         if found and found[-1].replica == delta.replica:

@@ -104,7 +104,7 @@ class AntiEntropy:
         self._hurry(moment)
 
     def members(self, names: list[str], moment: ClockReading) -> None:
-        """Who else is there from now on. Whoever is not named is forgotten, until it comes back."""
+        """The other members from now on. A node that is not named is forgotten, until it comes back."""
         context = self._context
         for gone in context.peers.set([name for name in names if name != context.node.name], moment.monotonic_ns):
             context.outstanding.drop_peer(gone)
@@ -197,7 +197,7 @@ class AntiEntropy:
         if (
             peer is None
             or frame.node != sender
-            # Who has nothing new to say says the same once more: that was looked at already.
+            # A node without changes repeats itself: that was examined already.
             or (
                 data != peer.digests
                 and not context.keys.signed_by(frame.algorithm, frame.key, statement, frame.signature)
@@ -305,7 +305,7 @@ class AntiEntropy:
     # ------------------------------------------------------------------ what goes out
 
     def ready(self, moment: ClockReading) -> AntiEntropyReady:
-        """What to send and to hand over now. Own changes are joined with their neighbours, and signed, here."""
+        """What to send and to hand over now. Adjacent own changes are joined and signed here."""
         for held in self._unsigned.values():
             for replica, deltas in held.unsigned.items():
                 for delta in self._joined(deltas):

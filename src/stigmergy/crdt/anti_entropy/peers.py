@@ -67,7 +67,7 @@ class Peers:
         return list(self._peers.values())
 
     def set(self, names: Iterable[str], now_ns: int) -> list[str]:
-        """Who is there from now on; returns who has gone."""
+        """The members from now on; returns those that have gone."""
         wanted = dict.fromkeys(sorted(names)[:PEERS_COUNT_MAX])
         gone = [name for name in self._peers if name not in wanted]
         for name in gone:
@@ -104,7 +104,7 @@ class Peers:
         return [names[at] for at in self._choose(self._rules.fan_out, len(names))]
 
     def due(self, now_ns: int) -> list[Peer]:
-        """To whom digests go now: everybody whose interval is over, or, of many, some in each interval."""
+        """The receivers of digests now: everybody whose interval is over, or, of many, some in each interval."""
         few = len(self._peers) <= self._rules.fan_out
         if self._due_ns is None or now_ns < self._due_ns or (not few and now_ns < self._round_ns):
             return []
@@ -213,5 +213,5 @@ class Outstanding:
 
 
 def interests_digest(objects: bytes) -> bytes:
-    """What stands for a list of objects; never zeros, which stand for what is not known."""
+    """The digest of a list of objects; never zeros, which mean unknown."""
     return body_digest(objects)[:SHORT_DIGEST_BYTES]

@@ -31,7 +31,7 @@ class SignedChange:
         self.key = key
         """Of the author."""
         self.sender = sender
-        """From whom we have it first; empty for our own."""
+        """The node that sent it first; empty for our own."""
         self.stamp_ns = delta.stamp_ns_max
 
     @property

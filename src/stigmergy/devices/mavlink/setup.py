@@ -192,7 +192,7 @@ class _Hangar:
 
     @property
     def names(self) -> list[str] | None:
-        """The agents that have one; None: whoever the node carries."""
+        """The agents that have one; None: those that the node runs."""
         return None if self._only is not None else list(self._by_name)
 
     def vehicle(self, address: str) -> Vehicle:

@@ -59,7 +59,7 @@ Heard = Callable[[MavFrame], None]
 
 
 class UdpLink(asyncio.DatagramProtocol):
-    """Datagrams. Listening, it speaks to whoever has spoken last, but to one partner at a time."""
+    """Datagrams. When listening, it answers the last sender, but one partner at a time."""
 
     def __init__(self, url: str, host: str, port: int, heard: Heard, *, listens: bool) -> None:
         self.parser = MavParser()

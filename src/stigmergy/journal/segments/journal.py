@@ -512,7 +512,7 @@ class SegmentJournal:
         if live > KEPT_COMMITS_MAX or self._unkept == (oldest.number, live):
             return False
         self._unkept = (oldest.number, live)
-        # If it is damaged, whoever reads it will find that; until then it stays as it is.
+        # If it is damaged, its next reader finds that; until then it stays as it is.
         with contextlib.suppress(JournalCorrupt):
             found = list(oldest.commits_from(self._folder, self._key, self._firsts))
             if len(found) == live:
@@ -549,7 +549,7 @@ class SegmentJournal:
             self._folder.sync()
 
     def _fill_spare(self) -> None:
-        """After an append, when whoever waits has been told. If it fails, the next segment begins without a spare."""
+        """After an append, when its waiters were told. If it fails, the next segment begins without a spare."""
         if self._closed or self._failure is not None:
             return
         if self._reserve_due:

@@ -72,7 +72,7 @@ SEGMENT_BYTES = 16 << 20
 SEGMENT_BYTES_MIN = 1 << 12
 SHARDS_MAX = 1 << 22
 OLD_MARK = "mark"
-"""Where the mark was before it lay beside the folder: whoever took the folder away took it too."""
+"""Where the mark was before it moved beside the folder: removing the folder removed it too."""
 PART_FORMAT = 2
 """Of a journal that keeps some of a fleet's shards: a version that knows of no parts does not take it for all."""
 KEYED_FORMAT = 3

@@ -51,9 +51,9 @@ class NatsBus:
         partition: Partition | None = None,
         epoch: int = 0,
     ) -> None:
-        """With a `link`, which somebody else closes, several buses of one process share one connection. With a
-        `partition`, commands and inputs come for the agents of one shard only; its session is taken over by whoever has
-        the same client id and no lower `epoch`."""
+        """With a `link`, which the caller closes, several buses of one process share one connection. With a
+        `partition`, it receives commands and inputs only for the agents of one shard; another bus with the same client
+        id and no lower `epoch` takes over its session."""
         check_client_id(client_id)
         self.options = options
         self.client_id = client_id
@@ -85,7 +85,7 @@ class NatsBus:
         self._linked = asyncio.Event()
         self._trouble: asyncio.Future[StigmergyError] | None = None
         self._changing = asyncio.Lock()
-        """Whoever makes or changes sessions."""
+        """Held while sessions are made or changed."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unlisten: list[Callable[[], None]] = []
         self._was_full = False

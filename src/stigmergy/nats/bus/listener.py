@@ -58,7 +58,7 @@ class BusSessions:
         self._filters: dict[str, list[str]] = {}
         """What each of them is to have."""
         self._made: dict[str, None] = {}
-        """Patterns that were subscribed to once: who has them has what was retained."""
+        """Patterns that were subscribed to once: their retained messages were delivered."""
         self._telling: dict[asyncio.Task[None], None] = {}
 
     @property

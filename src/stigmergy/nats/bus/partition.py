@@ -82,7 +82,7 @@ class PartitionedStream:
                     raise
         settings = self._settings({})
         if found is not None and not found.config.get("sources"):
-            # Whoever woke the source was ended half way: it gets it back from whoever watches it.
+            # The waker of the source was stopped half way: its watcher restores it.
             del settings["sources"]
         return await ensure_stream(link, self.stream, settings)
 

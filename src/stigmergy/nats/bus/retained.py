@@ -191,7 +191,7 @@ class Will:
 
 
 async def tell_devices(outlet: Outlet, place: int, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-    """Tells devices on MQTT of a will that we have heard on NATS. Whoever does so first counts, by the message's id."""
+    """Tells devices on MQTT of a will that we have heard on NATS. The first node counts, by the message's id."""
     told = {MSG_ID: f"will.{place}", MQTT_QOS: "1"}
     posts = [await outlet.post(f"{MQTT_MESSAGES}.{subject}", payload, told)]
     if topic := headers.get(RETAINED):

@@ -46,7 +46,7 @@ SETTLED_COUNT_MAX = 2 * WINDOW_COUNT_MAX
 SECOND_NS = 1_000_000_000
 GROUP = "owner"
 PIN = "Nats-Pin-Id"
-"""Whoever is given messages tells by it that it is still the same."""
+"""Lets the receiver of messages check that the session is still the same."""
 OWNER = "stig-owner"
 SINCE = "stig-since"
 EPOCH = "stig-epoch"
@@ -56,7 +56,7 @@ _WRONG_PIN = "423"
 _OVER = ("404", "408", "409")
 Glance = Callable[[int, str, bytes, Mapping[str, str]], None]
 Diversion = Callable[[int, str, bytes, Mapping[str, str], Callable[[], None]], bool]
-"""Takes a message, by its place, subject, payload and headers, and whom to tell when it is dealt with; or leaves it."""
+"""Takes a message, by its place, subject, payload and headers, and whom to tell when it is handled; or leaves it."""
 _Place = tuple[int, int]
 _encode = msgspec.json.Encoder().encode
 _since = msgspec.json.Decoder(dict[str, int])
@@ -243,7 +243,7 @@ class Session:
             return
         self._arrived_count += 1
         if self._arrived_count % READ_COUNT_MAX == 0:
-            # The client library hands over all that it has read, hundreds in a flood, without a pause.
+            # The client library passes on everything it has read, hundreds in a flood, without a pause.
             await asyncio.sleep(0)
         self._asked = max(0, self._asked - 1)
         if message.headers:

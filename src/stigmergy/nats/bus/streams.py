@@ -28,7 +28,7 @@ SUBJECTS_COUNT_MAX = 1_000
 KEPT_MB = 64
 """Of all retained messages together; beyond it the oldest are dropped."""
 LOCK_S = 5
-"""Whoever widens a stream has so long, and the others wait."""
+"""The time limit for widening a stream, while the others wait."""
 LOCK_PAUSE_S = 0.05
 SUBJECT_OVERLAP = 10065
 
@@ -55,7 +55,7 @@ async def ensure_streams(link: NatsLink, options: BusOptions, also: Sequence[str
             "subjects": [f"{subjects.kept}.>"],
             "max_msgs_per_subject": 1,
             "max_bytes": KEPT_MB * MIB,
-            # Who comes later by MQTT finds them, too.
+            # Later subscribers on MQTT find them, too.
             "republish": {"src": f"{subjects.kept}.said.>", "dest": f"{MQTT_RETAINED}.>"},
         },
     )
@@ -181,7 +181,7 @@ class SourcedStream:
         while True:
             await asyncio.sleep(LOOK_S)
             if self._is_wanted():
-                # Whoever has no leader at the moment answers later.
+                # A stream without a leader answers later.
                 with contextlib.suppress(LinkDown, JetStreamRefused):
                     await self._look()
 

@@ -215,7 +215,8 @@ LINK_S = 10.0
 
 
 async def forget_site(leaf: str, hubs: tuple[str, ...], site: str) -> None:
-    """Over the leaf at this address. What is in the site's stream at the hub goes; whoever had it sends it again."""
+    """Over the leaf at this address. The contents of the site's stream at the hub are dropped; its sender sends them
+    again."""
     domain = (await greet(hubs)).domain
     address = structs.replace(parse_address(f"nats://{leaf}"), domain=domain)
     link = NatsLink(address, name=f"{site} takes over")

@@ -53,7 +53,7 @@ AHEAD_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Recent:
-    """The end of what was written, as far as it fits: whoever follows us closely asks no server."""
+    """The end of the written log, as far as it fits: a close follower needs no server."""
 
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -116,8 +116,8 @@ NOTE_EVERY_BYTES = 8 * 1024 * 1024
 FREE_BYTES_UNKNOWN = 1 << 50
 """What is said to be free where nobody has set a limit that we could see."""
 LIVE_READ_S = 2.0
-"""So long a read may hold up the event loop of a node that runs; then it raises LinkDown, and whoever reads tries
-later. Before the first write nothing runs that could be held up."""
+"""The longest that a read may block the event loop of a running node; then it raises LinkDown, and the reader tries
+later. Before the first write nothing runs that could be blocked."""
 LINK_WITHIN_S = 3.0
 CLOSE_S = 5.0
 
@@ -356,7 +356,7 @@ class NatsJournal:
         self._state.advance(moved, lowest, start)
         self._recent.take(group)
         with contextlib.suppress(LinkDown):
-            # A hint. Whoever misses it looks by itself a little later.
+            # A hint. A follower that misses it polls a little later.
             await log.link.tell(self._opened.place.grown_subject, str(self._state.sequence).encode())
 
     async def _write(self, log: LogStream, kind: str, payload: bytes) -> None:
@@ -428,7 +428,7 @@ class NatsJournal:
         error = JournalUnknown("the write was cancelled") if task.cancelled() else task.exception()
         if isinstance(error, JournalUnknown | JournalConflict):
             self._failure = error
-            # It may be another's by now: whoever asks must not be told that it is ours.
+            # Another owner may have it by now: do not claim that it is ours.
             self._opened.ownership.is_over = True
 
     # ------------------------------------------------------------------ checks

@@ -82,7 +82,7 @@ class LogNote(Struct, array_like=True, frozen=True):
     """Under which it was written; 0 in the claim itself, whose number is that of its message."""
     owner: str
     nonce: bytes
-    """So that no two claims are the same bytes: whoever reads one back knows whether it is his own."""
+    """Makes every claim unique, so that a claimant recognises its own."""
     shards: list[ShardNote]
 
 
@@ -178,7 +178,7 @@ def describe(identity: JournalIdentity) -> dict[str, str]:
 
 
 def read_identity(metadata: Mapping[str, str], where: str) -> JournalIdentity:
-    """Whose log it is. Raises JournalForeign if it is none of ours, or of a later version."""
+    """Whose log it is. Raises JournalForeign if it is not ours, or of a later version."""
     form = metadata.get("stigmergy.format")
     if form != str(FORMAT):
         what = (

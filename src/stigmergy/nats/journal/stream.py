@@ -58,7 +58,7 @@ EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 
 
 class LogPlace(Struct, frozen=True):
-    """Which log: of whom, and of which shards."""
+    """The log: its owner and its shards."""
 
     name: str
     """The fleet's, or the one that the URL gives."""

@@ -75,7 +75,7 @@ def open_ledger(
     ledger = NatsLedger(place, verifier or Ed25519Verifier())
     if signer is not None:
         ledger.sign_with(signer, trusted)
-    # Nobody is there, or has made it: whoever reads or writes hears of it, and tries again.
+    # No server answers, or the ledger does not exist: readers and writers get the error, and try again.
     with contextlib.suppress(LinkDown, LedgerUnavailable):
         blocking = BlockingLink(place.address, name=f"{place.shown}, looking", open_s=OPEN_S)
         try:
@@ -165,7 +165,8 @@ class NatsLedger:
         self._check_open()
         check_entries(entries, under_way=self._is_appending)
         self._is_appending = True
-        # Whoever gives up waiting does not take the entries back: they land or not, and the next append waits for it.
+        # A caller that gives up waiting does not take the entries back: they are written or not, and the next append
+        # waits for it.
         task = asyncio.ensure_future(self._append(tuple(entries)))
         task.add_done_callback(self._appended)
         return await asyncio.shield(task)
@@ -181,7 +182,7 @@ class NatsLedger:
     def watch(self, heard: Heard) -> None:
         self._check_open()
         self._watching.append(heard)
-        # Whoever only watches must be told, too; what goes wrong meanwhile is heard by whoever reads.
+        # Watchers must be told, too; readers get errors that happen meanwhile.
         self._waking = asyncio.ensure_future(self._wake())
 
     async def checkpoint(self) -> LedgerCheckpoint | None:
@@ -230,7 +231,7 @@ class NatsLedger:
     # ------------------------------------------------------------------ who may write
 
     async def enrol(self, keys: Sequence[bytes]) -> None:
-        """Lets these keys write too. Whoever may write may do that; it is in the log, signed, for everybody."""
+        """Lets these keys write too. Every writer may do that; it is in the log, signed, for everybody."""
         await self._change(Enrol(self._acceptable(keys)))
 
     async def revoke(self, keys: Sequence[bytes]) -> None:

@@ -231,7 +231,7 @@ class Reader:
         deadline_s = asyncio.get_running_loop().time() + READ_S
         if self._asking_next is None:
             self._asking_next = asyncio.ensure_future(self._ask_behind(self._asking))
-            # Seen: whoever waits for it may have been cancelled.
+            # Seen: the waiter may have been cancelled.
             self._asking_next.add_done_callback(lambda done: done.cancelled() or done.exception())
         sequence = await asyncio.shield(self._asking_next)
         await self.wait_read(sequence, max(deadline_s, asyncio.get_running_loop().time() + ASK_S))

@@ -391,7 +391,7 @@ def server_names(places: list[ServerHost]) -> list[str]:
 
 
 def users_of(passwords: Passwords) -> tuple[User, ...]:
-    """Who may connect: workers and tools, gateways, devices, and whoever looks after the servers."""
+    """Who may connect: workers and tools, gateways, devices, and administrators of the servers."""
     return (
         User(FLEET, passwords.fleet),
         User(GATEWAY, passwords.gateway),

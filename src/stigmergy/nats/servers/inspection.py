@@ -89,7 +89,7 @@ class ReplicaSeen(Struct, frozen=True):
 
 
 class ConsumerSeen(Struct, frozen=True):
-    """Somebody who reads a stream and says how far."""
+    """A reader of a stream and its position."""
 
     name: str
     pending: int
@@ -214,7 +214,7 @@ async def with_copies(link: NatsLink, streams: list[StreamSeen], servers: Server
 
 
 async def with_consumers(link: NatsLink, stream: StreamSeen) -> StreamSeen:
-    """The same stream, with who reads it. One that does not answer is left without."""
+    """The same stream, with its readers. Without those that do not answer."""
     found: list[ConsumerSeen] = []
     with contextlib.suppress(JetStreamRefused, LinkDown):
         while True:
@@ -298,7 +298,7 @@ def _with_copies(
 
 
 def _leader(metas: list[dict[str, Any]], working: list[str]) -> str:
-    """Whom most of those that answer take for their leader. One that is gone is believed in for some seconds yet."""
+    """The leader according to most of those that answer. They believe in a lost leader for some seconds."""
     named = [str(meta.get("leader") or "") for meta in metas]
     leader = max(named, key=named.count, default="")
     return leader if leader in working else ""

@@ -135,7 +135,7 @@ class NatsServer:
         return look_at(f"http://{self.plan.http_host or self.plan.host}:{self.plan.http_port}", page)
 
     def stop(self) -> None:
-        """Ends it in order: it hands over what it leads first."""
+        """Stops it cleanly: it first hands over its leaderships."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -207,7 +207,7 @@ def last_error_in(log: Path) -> str:
 
 
 def greeting_at(host: str, port: int) -> dict[str, object]:
-    """What a server says to whoever connects; empty if none does, or if it is something else."""
+    """The greeting of a server; empty if there is none, or it is something else."""
     with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
         with socket.create_connection((host, port), timeout=1.0) as connection:
             line = connection.makefile("rb").readline(GREETING_BYTES_MAX)

@@ -259,7 +259,7 @@ class WorkerSeen(Struct, frozen=True):
 
 
 class ShardSeen(Struct, frozen=True):
-    """A shard, and who has it."""
+    """A shard and its owner."""
 
     shard: int
     worker: str
