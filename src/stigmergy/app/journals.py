@@ -64,7 +64,7 @@ def inspect_journal(url: str) -> Journal:
 
 
 def inspect_all(url: str) -> Journal:
-    """The same, with the parts of a journal of several processes read as one."""
+    """The same, with the parts of a journal read as one."""
     if url.startswith(NATS):
         logs = inspect_nats(url)
         return logs[0] if len(logs) == 1 else JoinedJournal(logs)

@@ -134,7 +134,7 @@ def flat_row(entry: LogEntry, encode_json: Any) -> dict[str, Any]:
     }
 
 
-# The parts of a journal of several processes, read as one: for listing, exporting and history. It cannot be written,
+# The parts of a journal, read as one: for listing, exporting and history. It cannot be written,
 # and it is not verified as one: each part has its own signers and signatures.
 
 

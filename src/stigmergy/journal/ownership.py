@@ -1,6 +1,6 @@
 """Which shards of its fleet a host owns, who owns the others, and whether it may still act for its own.
 
-A host owns all shards by default, or some of them where several processes share a fleet. Ask here by the number of a
+A host owns all shards by default, or some of them where several owners share a fleet. Ask here by the number of a
 shard; if it is not ours, the answer names the owner. Ownership may change from one turn to the next.
 """
 

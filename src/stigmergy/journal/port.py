@@ -21,7 +21,7 @@ class JournalIdentity(Struct, frozen=True):
     incarnation: int
     """Changes with every restore from a copy, so that peers do not mistake the copy for the original."""
     part: tuple[int, int] | None = None
-    """The first and the last shard kept here, where several processes keep the log of a fleet; None: all of them."""
+    """The first and the last shard kept here, where the log of a fleet has several parts; None: all of them."""
     shard_by: str = ""
     """The name of the fleet's function that says where agents live; empty: the hash of their address does."""
 

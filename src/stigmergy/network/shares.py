@@ -1,4 +1,4 @@
-"""Which process owns which shards where several share a fleet: contiguous ranges, fixed by their number."""
+"""Which owner has which shards of a fleet: contiguous ranges, fixed by their number. A worker's shard is one owner."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ PROCESSES_MAX = 256
 
 
 class Share(Struct, frozen=True):
-    """What one of several processes has of a fleet. Processes are numbered from 1."""
+    """What one of several owners has of a fleet. They are numbered from 1, and called processes on the wire."""
 
     process: int
     processes: int
     shards: int
 
     def __post_init__(self) -> None:
-        check_processes(self.processes, self.shards)
-        if not 1 <= self.process <= self.processes:
-            raise ConfigError(f"process {self.process} of {self.processes}; they count from 1")
+        if not 1 <= self.process <= self.processes <= min(self.shards, PROCESSES_MAX):
+            raise ConfigError(
+                f"process {self.process} of {self.processes} for {self.shards} shards; they count from 1, each has a "
+                f"shard at least, and there are {PROCESSES_MAX} at most"
+            )
 
     @property
     def owned(self) -> range:
@@ -49,15 +51,3 @@ def owned_by(process: int, processes: int, shards: int) -> range:
 def process_of(shard: int, processes: int, shards: int) -> int:
     """The process that has a shard."""
     return ((shard + 1) * processes - 1) // shards + 1
-
-
-def check_processes(processes: object, shards: int) -> None:
-    """Refuses a number of processes that a fleet of so many shards cannot have."""
-    if not isinstance(processes, int) or isinstance(processes, bool) or not 1 <= processes <= PROCESSES_MAX:
-        raise ConfigError(f"processes = {processes!r}; give a whole number from 1 to {PROCESSES_MAX}")
-    if processes > shards:
-        have = "1 shard" if shards == 1 else f"{shards} shards"
-        raise ConfigError(
-            f"{processes} processes for a fleet of {have}: each needs one at least; declare more, as in "
-            f"Fleet(…, shards={max(16, processes)}), before its first start, or run fewer processes"
-        )

@@ -25,7 +25,7 @@ from stigmergy.node.tells import told_items
 from stigmergy.shard.inputs import EffectsSettled
 from stigmergy.shard.outbox import Pending
 
-# Messages between processes that share a fleet, and their bytes.
+# Messages between the owners of a fleet's shards, and their bytes.
 #
 # The caller says hello, and is welcomed or refused. For each pair of shards with something to tell, it asks how far
 # that pair is (`PairOpening`, `PairPosition`), and sends what follows (`TellBatch`). It hears when that is durable

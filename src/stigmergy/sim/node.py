@@ -158,7 +158,7 @@ class SimNode:
             self.declaration.name, self.declaration.shards, incarnation, part, self.declaration.homes.key_name
         )
         self._attach = attach
-        """Makes the node one of several processes that share its fleet."""
+        """Makes the node one of several owners that share its fleet."""
         self.peers: PeerProcesses | None = None
         self._make_parts = parts
         self.parts: Sequence[NodeService] = ()
