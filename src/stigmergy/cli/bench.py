@@ -19,7 +19,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "bench",
         parents=[common],
-        help="measure how fast it is here",
+        help="measure the speed of this machine",
         description="Measures on this machine. `stigmergy bench NAME --help` lists the options of a benchmark.",
     )
     parser.add_argument(

@@ -95,19 +95,19 @@ def add_config(actions: Any, common: argparse.ArgumentParser) -> None:
         "config",
         parents=[common],
         help="write server configurations",
-        description="Writes a configuration of nats-server for each host, with new passwords; says what matters.",
+        description="Writes a nats-server configuration for each host, with new passwords; explains the key lines.",
         epilog=EXAMPLES,
     )
-    config.add_argument("--hosts", metavar="A,B,C", help="where servers are to run; one, three or more")
-    config.add_argument("--join", metavar="HOST", help="one more server for the cluster whose files are there already")
-    config.add_argument("--instead-of", metavar="HOST", help="with --join: leave this one out, which is lost")
+    config.add_argument("--hosts", metavar="A,B,C", help="the hosts of the servers; one, three or more")
+    config.add_argument("--join", metavar="HOST", help="add a server to the cluster of the existing files")
+    config.add_argument("--instead-of", metavar="HOST", help="with --join: leave out this lost server")
     config.add_argument("--to", metavar="DIR", type=Path, default=DEFAULT_FOLDER, help=f"the files ({DEFAULT_FOLDER})")
-    config.add_argument("--name", metavar="NAME", default="stigmergy", help="what the cluster is called")
+    config.add_argument("--name", metavar="NAME", default="stigmergy", help="the name of the cluster")
     config.add_argument("--store", metavar="DIR", default=STORE, help=f"where each host keeps its data ({STORE})")
     config.add_argument("--store-gib", metavar="N", type=float, default=8.0, help="how much of it a server may use (8)")
     config.add_argument("--tls-cert", metavar="FILE", help="each host's certificate, as it is named there")
     config.add_argument("--tls-key", metavar="FILE", help="its key")
-    config.add_argument("--tls-ca", metavar="FILE", help="the authority whose clients are let in")
+    config.add_argument("--tls-ca", metavar="FILE", help="the CA of accepted client certificates")
     config.add_argument("--no-mqtt", action="store_true", help="no listener for devices that speak MQTT")
     config.set_defaults(run=run)
 
@@ -261,8 +261,8 @@ LOOK_S_MAX = 15.0
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """What `status` needs for a cluster, beside --nats."""
     group = parser.add_argument_group("a cluster: --nats without --fleet")
-    group.add_argument("name", metavar="NAME", nargs="?", help="what belongs to the fleet of this name only")
-    group.add_argument("--watch", action="store_true", help="again each second, until Ctrl-C")
+    group.add_argument("name", metavar="NAME", nargs="?", help="only this fleet")
+    group.add_argument("--watch", action="store_true", help="repeat each second, until Ctrl-C")
 
 
 def status_of_cluster(arguments: argparse.Namespace, output: Output) -> int:
@@ -377,23 +377,23 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "cluster",
         parents=[common],
         help="servers for a fleet on several machines",
-        description="Prepares and mends the NATS servers of a fleet that runs on several machines.",
+        description="Prepares and repairs the NATS servers of a fleet that runs on several machines.",
     )
     actions = parser.add_subparsers(metavar="ACTION", title="actions", required=True)
     add_config(actions, common)
     look = actions.add_parser(
         "check",
         parents=[common],
-        help="what is wrong with a cluster, and what to do",
-        description="Looks at majority, replicas, syncs, stores, clocks and shards of a cluster. Changes nothing.",
+        help="find problems of a cluster, and remedies",
+        description="Checks majority, replicas, syncs, stores, clocks and shards of a cluster. Changes nothing.",
     )
     _add_urls(look)
     look.set_defaults(run=check_cluster)
     replace = actions.add_parser(
         "replace",
         parents=[common],
-        help="replace a server that is lost for good",
-        description="Gives the replicas of a server that is lost for good to one that has joined, while all goes on.",
+        help="replace a permanently lost server",
+        description="Moves the replicas of a permanently lost server to one that has joined, while the cluster runs.",
         epilog=REPLACE_EXAMPLES,
     )
     replace.add_argument("server", metavar="SERVER", help="the name of the lost one")
@@ -405,9 +405,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _add_urls(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nats", metavar="URL", help="the servers, as the fleet's user")
-    parser.add_argument(
-        "--urls", metavar="FILE", type=Path, help="the urls.txt that cluster config, or up, has written"
-    )
+    parser.add_argument("--urls", metavar="FILE", type=Path, help="the urls.txt that cluster config, or up, wrote")
 
 
 def check_cluster(arguments: argparse.Namespace, output: Output) -> int:

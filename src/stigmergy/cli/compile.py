@@ -44,13 +44,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "compile",
         parents=[common],
-        help="compile agents ahead, for a device that is not to do it",
+        help="compile agents ahead, so that a device need not",
         description=DESCRIPTION,
         epilog=EXAMPLES,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
     parser.add_argument(
-        "--to", metavar="DIR", type=Path, help="where to keep the code; else where a start looks for it"
+        "--to", metavar="DIR", type=Path, help="where to keep the code; default: where a start looks for it"
     )
     parser.add_argument("--cpu", choices=(HOST, GENERIC), default=HOST, help="for this processor, or for any like it")
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")

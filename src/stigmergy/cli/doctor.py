@@ -38,7 +38,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "doctor",
         parents=[common],
         help="check disk, clock, versions, keys, ports, journal",
-        description="Looks at the machine and the journal, and says what to do about what is wrong.",
+        description="Checks the machine and the journal, and says how to fix problems.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--strict", action="store_true", help="fail on warnings too")

@@ -54,8 +54,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "gateway",
         parents=[common],
-        help="run the node of a site, with a leaf server of its own",
-        description="Runs a fleet at a site on a NATS server of its own, which links it to the level above.",
+        help="run the node of a site, with its own leaf server",
+        description="Runs a fleet at a site on its own NATS server, which links it to the level above.",
         epilog=EXAMPLES,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
@@ -65,7 +65,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         action="append",
         default=[],
-        help="the leaf listener of the level above, with USER:PASSWORD@ where it wants one; repeatable",
+        help="the leaf listener of the level above, with USER:PASSWORD@ if it needs one; repeatable",
     )
     parser.add_argument(
         "--hub-file", metavar="FILE", type=Path, help="the same from a file, one in each line: for passwords"
@@ -73,13 +73,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-hub",
         metavar="URL",
-        help="not a site but at the hub: hand out to the fleet's workers what all sites send up, such as nats://hub:4222",
+        help="at the hub instead of a site: give what all sites send up to the fleet's workers, such as nats://hub:4222",
     )
-    parser.add_argument("--hub-ca", metavar="FILE", help="the authority that the hub's certificate is from: uses TLS")
-    parser.add_argument("--hub-cert", metavar="FILE", help="our certificate, for a hub that wants one")
+    parser.add_argument("--hub-ca", metavar="FILE", help="the CA of the hub's certificate: uses TLS")
+    parser.add_argument("--hub-cert", metavar="FILE", help="our certificate, if the hub requires one")
     parser.add_argument("--hub-key", metavar="FILE", help="its key")
     parser.add_argument(
-        "--hub-replicas", metavar="N", type=int, default=1, help="servers of the hub that hold what comes: 1, 3 or 5"
+        "--hub-replicas", metavar="N", type=int, default=1, help="servers of the hub that store the uplink: 1, 3 or 5"
     )
     parser.add_argument(
         "--only", metavar="EVENT", action="append", default=[], help="send up events of this type only; repeatable"
@@ -93,18 +93,18 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--mqtt-port", metavar="PORT", type=int, default=MQTT_PORT, help=f"for MQTT; else {MQTT_PORT}, 0 for a free one"
     )
     parser.add_argument("--leaf-port", metavar="PORT", type=int, help="where gateways of the level below connect")
+    parser.add_argument("--store-mb", metavar="N", type=int, default=4_096, help="disk space of the server; else 4096")
     parser.add_argument(
-        "--store-mb", metavar="N", type=int, default=4_096, help="what the server may keep on disk; else 4096"
+        "--bus", choices=("nats", "mqtt"), default="nats", help="how the node itself connects to the server"
     )
-    parser.add_argument("--bus", choices=("nats", "mqtt"), default="nats", help="how the node itself is on the server")
-    parser.add_argument("--ledger", metavar="URL", help="who orders what agents claim, such as nats://hub:4222")
-    parser.add_argument("--node", metavar="NAME", default=NODE, help=f"what this node is called; else {NODE}")
+    parser.add_argument("--ledger", metavar="URL", help="the ledger of claims, such as nats://hub:4222")
+    parser.add_argument("--node", metavar="NAME", default=NODE, help=f"the name of this node; else {NODE}")
     parser.add_argument("--journal", metavar="URL", help="where to keep the log; else in the folder")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key to sign with; else in the folder")
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
     parser.add_argument("--socket", metavar="PATH", type=Path, help="where to listen; else beside the journal")
     parser.add_argument(
-        "--take-over", action="store_true", help="have the site although another gateway had it, which is gone for good"
+        "--take-over", action="store_true", help="take the site over from another gateway that is permanently gone"
     )
     parser.set_defaults(run=run)
 

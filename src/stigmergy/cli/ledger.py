@@ -27,7 +27,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     """Adds `ledger` and what is under it."""
     group = commands.add_parser(
         "ledger",
-        help="look at a ledger on NATS, and change who may write to it",
+        help="show a ledger on NATS, and change who may write to it",
         description="Reads and verifies a ledger on NATS, and changes who may write to it.",
         epilog=EXAMPLES,
     )
@@ -50,7 +50,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="whose; only its name is needed")
-    parser.add_argument("--name", metavar="FLEET", help="the fleet's name, where its module is not at hand")
+    parser.add_argument("--name", metavar="FLEET", help="the fleet's name, if its module is not available")
     parser.add_argument(
         "--ledger", metavar="URL", help="such as nats://hub:4222?replicas=3; else that of stigmergy.toml"
     )

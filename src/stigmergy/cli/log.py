@@ -162,7 +162,7 @@ def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", metavar="TIME", help="from this time on, such as 2026-11-15T08:00:00Z; else all")
     _add_reason(parser, "why it is held, for whoever finds it in a year")
     parser.set_defaults(run=set_hold)
-    parser = kinds.add_parser("clear", parents=[common], help="let it go again; the record keeps who and why")
+    parser = kinds.add_parser("clear", parents=[common], help="clear it; the record keeps who and why")
     parser.add_argument("hold", metavar="NUMBER", type=int, help="which; see list")
     _add_reason(parser, "why it may go")
     parser.set_defaults(run=clear)
@@ -266,7 +266,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     group = commands.add_parser(
         "log",
         help="show, verify or export the log",
-        description="Shows what the log says, verifies that it is what was written, makes something of it for others.",
+        description="Shows, verifies, exports and holds the log.",
         epilog=EXAMPLES,
     )
     actions = group.add_subparsers(metavar="ACTION", required=True)
@@ -282,7 +282,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = actions.add_parser("verify", parents=[common], help="check digests, chain, signatures, snapshots")
     parser.add_argument("files", metavar="FILE", nargs="*", type=Path, help="flight logs; without any, the journal")
     parser.add_argument(
-        "--key", metavar="PUBLIC", help="a public key, as a file, a line or hex, that must vouch for it"
+        "--key", metavar="PUBLIC", help="a public key, as a file, a line or hex, that must have signed it"
     )
     add_place(parser, fleet=False, nats=True)
     parser.set_defaults(run=verify)

@@ -24,7 +24,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "new",
         parents=[common],
-        help="begin a project: an agent, its test, its settings",
+        help="start a project: an agent, its test, its settings",
         description="Makes a folder with a small agent that works, its test and its settings. Overwrites nothing.",
         epilog=EXAMPLES,
     )

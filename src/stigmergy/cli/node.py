@@ -50,7 +50,7 @@ LETTERS_EXAMPLES = """examples:
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     """Adds the commands for operators."""
     parser = commands.add_parser(
-        "status", parents=[common], help="where a node stands", description="Says where a running node stands."
+        "status", parents=[common], help="show the state of a node", description="Shows the state of a running node."
     )
     add_place(parser, nats=True)
     add_cluster(parser)
@@ -58,8 +58,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "roster",
         parents=[common],
-        help="how records for a compiled kind are made",
-        description="Says how records for agents of a compiled kind are made, and how many agents of it there are.",
+        help="show the record layout of a compiled kind",
+        description="Shows the record layout of a compiled kind, and how many agents of it there are.",
     )
     parser.add_argument("kind", metavar="KIND", help="a compiled kind of the fleet, such as Drone")
     add_place(parser, nats=True)
@@ -67,19 +67,19 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "letters",
         parents=[common],
-        help="look at inputs that failed, retry or drop them",
+        help="show inputs that failed, retry or drop them",
         description="Lists the dead letters of a running node: inputs on which an agent failed.",
         epilog=LETTERS_EXAMPLES,
     )
     parser.add_argument("action", choices=("list", "retry", "drop"), nargs="?", default="list")
-    parser.add_argument("letter", metavar="ID", nargs="?", help="which letter, as the list says")
+    parser.add_argument("letter", metavar="ID", nargs="?", help="which dead letter, as listed")
     add_place(parser, nats=True)
     parser.set_defaults(run=letters)
     parser = commands.add_parser(
         "resume",
         parents=[common],
-        help="let a stopped agent go on",
-        description="Lets an agent go on that its supervision has stopped.",
+        help="resume a stopped agent",
+        description="Resumes an agent that its supervision has stopped.",
     )
     parser.add_argument("agent", metavar="KIND/NAME")
     add_place(parser, nats=True)
@@ -87,7 +87,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "stop",
         parents=[common],
-        help="drain and end a node",
+        help="drain and stop a node",
         description="Lets a running node finish what it has taken and end, and waits for that.",
     )
     add_place(parser)

@@ -35,8 +35,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "shared",
         parents=[common],
-        help="look at shared objects, lift quarantines, retire replicas",
-        description="Lists the shared objects that a running node holds, and whom it has shut out.",
+        help="show shared objects, lift quarantines, retire replicas",
+        description="Lists the shared objects of a running node, and its quarantines.",
         epilog=SHARED_EXAMPLES,
     )
     parser.add_argument("action", choices=ACTIONS, nargs="?", default="list")
@@ -47,11 +47,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "claims",
         parents=[common],
-        help="who holds what, and who waits",
-        description="Says what the ledger has come to, as far as this node has read it, and what the node believes.",
+        help="show who holds what, and who waits",
+        description="Shows the state of the ledger, as far as this node has read it, and what the node believes.",
         epilog=CLAIMS_EXAMPLES,
     )
-    parser.add_argument("resource", metavar="RESOURCE", nargs="?", help="one of them; else all that somebody wants")
+    parser.add_argument(
+        "resource", metavar="RESOURCE", nargs="?", help="one resource; else all that are held or awaited"
+    )
     add_place(parser, nats=True)
     parser.set_defaults(run=claims)
 

@@ -33,13 +33,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "replay",
         parents=[common],
-        help="hold an old journal against today's code",
-        description="Replays a journal against today's code, and says what would come out differently.",
+        help="compare an old journal with today's code",
+        description="Replays a journal against today's code, and lists the differences.",
         epilog=EXAMPLES,
     )
     parser.add_argument("module", metavar="MODULE:FLEET", nargs="?", help="today's code, such as drone:fleet")
     parser.add_argument(
-        "--differences", metavar="N", type=int, default=1_000, help="so many are listed, the others counted (1000)"
+        "--differences", metavar="N", type=int, default=1_000, help="how many to list; the others are counted (1000)"
     )
     add_place(parser)
     parser.set_defaults(run=run)

@@ -43,12 +43,12 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "restore",
         parents=[common],
-        help="list copies of a journal, or build one anew from a copy",
+        help="list copies of a journal, or restore one from a copy",
         description="Lists the copies that nodes have made of their journals. With --to, builds a journal from one.",
         epilog=EXAMPLES,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="whose; only its name is needed")
-    parser.add_argument("--name", metavar="FLEET", help="the fleet's name, where its module is not at hand")
+    parser.add_argument("--name", metavar="FLEET", help="the fleet's name, if its module is not available")
     parser.add_argument(
         "--copies",
         metavar="URL",
@@ -62,7 +62,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--to", metavar="URL", help="build the journal here, such as sqlite:fleet.db; never overwritten"
     )
     parser.add_argument(
-        "--key", metavar="KEY", help="refuse it unless this key began or ended the log: its file, line or hex digits"
+        "--key",
+        metavar="KEY",
+        help="refuse it unless this key signed the start or end of the log: its file, line or hex digits",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
     parser.set_defaults(run=run)

@@ -62,15 +62,15 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="believe a log that ends with this key's signature: its file, line or hex digits; after a rotation",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
-    parser.add_argument("--bus", metavar="URL", help="the bus to be on, such as mqtt://gateway:1883")
-    parser.add_argument("--site", metavar="NAME", help="where this node is; part of all its topics")
-    parser.add_argument("--node", metavar="NAME", help="what this node is called; else the name of the machine")
+    parser.add_argument("--bus", metavar="URL", help="the bus, such as mqtt://gateway:1883")
+    parser.add_argument("--site", metavar="NAME", help="the site of this node; part of all its topics")
+    parser.add_argument("--node", metavar="NAME", help="the name of this node; else the name of the machine")
     parser.add_argument(
         "--mesh",
         metavar="URL",
         help="how shared fields reach others without a bus: udp://HOST:PORT?peers=NAME@HOST:PORT",
     )
-    parser.add_argument("--ledger", metavar="URL", help="who orders what agents claim, such as sqlite:ledger.db")
+    parser.add_argument("--ledger", metavar="URL", help="the ledger of claims, such as sqlite:ledger.db")
     add_peer_keys(parser)
     parser.add_argument(
         "--copies",
@@ -79,7 +79,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         help="copy the journal to this store, such as nats://hub:4222 or folder:/mnt/peer; repeatable",
     )
-    parser.add_argument("--uplink-to", metavar="URL", help="the bus that the uplink leaves by, if it is another one")
+    parser.add_argument("--uplink-to", metavar="URL", help="the bus of the uplink, if it is another one")
     parser.add_argument(
         "--collect-from", metavar="URL", help="take the uplinks of all sites of a hub: nats-sites://hub:4222"
     )
@@ -90,7 +90,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="PATH",
         action="append",
         default=[],
-        help="take what a producer puts into this ring; repeatable",
+        help="read a producer's messages from this ring; repeatable",
     )
     parser.set_defaults(run=run)
 

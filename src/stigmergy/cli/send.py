@@ -38,11 +38,11 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "send",
         parents=[common],
-        help="give an agent a command and wait for its answer",
-        description="Gives an agent of a running node a command, and waits until the answer is durable.",
+        help="send an agent a command and wait for its answer",
+        description="Sends an agent of a running node a command, and waits until the answer is durable.",
         epilog=SEND_EXAMPLES,
     )
-    parser.add_argument("agent", metavar="KIND/NAME", help="who gets it, such as Drone/D-17")
+    parser.add_argument("agent", metavar="KIND/NAME", help="the agent, such as Drone/D-17")
     parser.add_argument("command", metavar="COMMAND", help="which command, such as StartMission")
     parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
     parser.add_argument("--command-id", metavar="ID", help="the same id again gets the same answer and does nothing")
@@ -51,11 +51,11 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "observe",
         parents=[common],
-        help="tell an agent what was observed",
-        description="Tells an agent of a running node an event that was observed; it cannot be refused.",
+        help="send an agent an observed event",
+        description="Sends an agent of a running node an observed event; it cannot be refused.",
         epilog=OBSERVE_EXAMPLES,
     )
-    parser.add_argument("agent", metavar="KIND/NAME", help="who gets it, such as Drone/D-17")
+    parser.add_argument("agent", metavar="KIND/NAME", help="the agent, such as Drone/D-17")
     parser.add_argument("event", metavar="EVENT", help="which event, such as BatteryMeasured")
     parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
     add_place(parser, nats=True)

@@ -45,8 +45,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "sim",
         parents=[common],
-        help="break a fleet on purpose, in a simulation",
-        description="Runs a fleet in simulated time on simulated machines, disks and links, and lets things go wrong.",
+        help="test a fleet under simulated faults",
+        description="Runs a fleet in simulated time on simulated machines, disks and links, and injects faults.",
         epilog=EXAMPLES,
     )
     parser.add_argument("scenario", metavar="SCENARIO", help="module:scenario, or the name of an installed one")
@@ -57,8 +57,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N", type=int, help="on how many machines")
     parser.add_argument("--faults", metavar="WORDS", help="all, none, network, or names: loss,partition,crash …")
     parser.add_argument("--for", metavar="SECONDS", dest="for_s", type=float, help="how long work and faults last")
-    parser.add_argument("--keep", metavar="NUMBERS", help="of the faults that the seed draws, only these")
-    parser.add_argument("--until", metavar="SECONDS", dest="until_s", type=float, help="heal at this moment already")
+    parser.add_argument("--keep", metavar="NUMBERS", help="only these of the faults that the seed draws")
+    parser.add_argument("--until", metavar="SECONDS", dest="until_s", type=float, help="heal at this time")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the timeline of one run as a page")
     parser.add_argument("--jobs", metavar="N", type=int, help="processes (default: one for each core)")
     parser.add_argument(
@@ -69,7 +69,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         default=HANG_S,
         help="end a seed that runs for so long, in real time, and print its stack (default: %(default)g)",
     )
-    parser.add_argument("--no-shrink", action="store_true", help="leave a failing seed as it is")
+    parser.add_argument("--no-shrink", action="store_true", help="do not shrink a failing seed")
     parser.set_defaults(run=run)
 
 

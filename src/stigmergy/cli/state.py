@@ -31,7 +31,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "state",
         parents=[common],
-        help="show an agent's state, now or back then",
+        help="show an agent's state, now or in the past",
         description="Shows an agent's durable state, of a running node or from the journal of a stopped one.",
         epilog=EXAMPLES,
     )

@@ -46,8 +46,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Shows what a running node does, live: rates, what waits, what failed, the last events.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--once", action="store_true", help="one look, then the end")
-    parser.add_argument("--every", metavar="S", type=float, default=EVERY_S, help="seconds from look to look (1)")
+    parser.add_argument("--once", action="store_true", help="print one frame and exit")
+    parser.add_argument("--every", metavar="S", type=float, default=EVERY_S, help="seconds between frames (1)")
     add_place(parser, nats=True)
     parser.set_defaults(run=run)
 

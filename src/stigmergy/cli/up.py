@@ -56,8 +56,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "up",
         parents=[common],
-        help="a whole cluster on this machine",
-        description="Starts servers, workers and a gateway on this machine, looks after them and shows how they stand.",
+        help="run a whole cluster on this machine",
+        description="Starts servers, workers and a gateway on this machine, supervises them and shows their state.",
         epilog=EXAMPLES,
     )
     parser.add_argument(

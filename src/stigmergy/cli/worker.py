@@ -35,7 +35,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "worker",
         parents=[common],
         help="run some shards of a fleet on NATS, beside other workers",
-        description="Runs a share of a fleet's shards, whose logs are on NATS. Workers come, go and die; shards move.",
+        description="Runs some of a fleet's shards, with logs on NATS. Shards move as workers join, leave or die.",
         epilog=EXAMPLES,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
@@ -49,13 +49,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="a key of other workers: its file, line or hex digits; they may own what this one owned; repeatable",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
-    parser.add_argument("--name", metavar="NAME", help="what this worker's id begins with; else the machine's name")
+    parser.add_argument("--name", metavar="NAME", help="the prefix of this worker's id; else the machine's name")
     parser.add_argument("--bus", metavar="URL", help="the bus that agents publish on, such as nats://hub:4222")
-    parser.add_argument("--site", metavar="NAME", help="where the fleet is; part of all its topics")
-    parser.add_argument("--ledger", metavar="URL", help="who orders what agents claim, such as nats://hub:4222")
+    parser.add_argument("--site", metavar="NAME", help="the site of the fleet; part of all its topics")
+    parser.add_argument("--ledger", metavar="URL", help="the ledger of claims, such as nats://hub:4222")
     add_peer_keys(parser)
     parser.add_argument(
-        "--upgrade", action="store_true", help="work beside workers with other agents or versions, to replace them"
+        "--upgrade", action="store_true", help="run beside workers with other agents or versions, to replace them"
     )
     parser.set_defaults(run=run)
 
