@@ -39,7 +39,6 @@ from stigmergy.journal.port import JournalIdentity, JournalSize, SnapshotPart, S
 from stigmergy.shard.commit import Group, Head
 from stigmergy.shard.directory import Directory
 
-SCHEME = "flight:"
 FLAWS_MAX = 100
 """So many flaws are listed; then reading stops."""
 INDEX_EVERY = 1_000

@@ -6,7 +6,7 @@ the type that fits all of them, text as the last resort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -44,8 +44,6 @@ from stigmergy.compiled.arrow import (
 )
 from stigmergy.shard.commit import Commit
 from stigmergy.shard.commit_reader import Reading
-
-NameOf = Callable[[int], str]
 
 
 class OrderBatches:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalForeign
-from stigmergy.journal.port import JournalIdentity, check_shard_by
+from stigmergy.journal.port import JournalIdentity, check_shard_by, shown_shards
 from stigmergy.shard.commit import Head
 
 # The mark: a file beside the journal that witnesses the newest acknowledged commit and who has the journal open.
@@ -90,15 +90,7 @@ def check_identity(found: JournalIdentity, wanted: JournalIdentity, path: str) -
         )
     check_shard_by(found.shard_by, wanted.shard_by, path)
     if found.part != wanted.part:
-        raise JournalForeign(f"{path}: keeps {_shards(found)}, not {_shards(wanted)}; {_remedy(found)}")
-
-
-def _shards(identity: JournalIdentity) -> str:
-    """Which shards a journal keeps, for people."""
-    if identity.part is None:
-        return f"all of the {identity.shards} shards"
-    first, last = identity.part
-    return f"shard {first}" if first == last else f"shards {first} to {last}"
+        raise JournalForeign(f"{path}: keeps {shown_shards(found)}, not {shown_shards(wanted)}; {_remedy(found)}")
 
 
 def _remedy(found: JournalIdentity) -> str:

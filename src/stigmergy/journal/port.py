@@ -51,6 +51,14 @@ def homes_of(identity: JournalIdentity, homes: Homes | None = None) -> Homes:
     return homes or Homes(identity.shards)
 
 
+def shown_shards(identity: JournalIdentity) -> str:
+    """Which shards a journal keeps, for people."""
+    if identity.part is None:
+        return f"all of the {identity.shards} shards"
+    first, last = identity.part
+    return f"shard {first}" if first == last else f"shards {first} to {last}"
+
+
 def check_shard_by(made_with: str, wanted: str, whose: str) -> None:
     """Refuses a journal whose agents were shared out in another way."""
     if made_with != wanted:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from stigmergy.shard.commit import Commit, Signature, digest_commit, genesis_of, statement
+from stigmergy.shard.commit import Commit, Signature, genesis_of, statement
 
 # Nothing acknowledged is lost: an input that was acknowledged as durable is in the log of the node that said so.
 
@@ -96,15 +96,9 @@ def chain_is_valid(log: SignedLog, verify: Verify) -> list[str]:
     return findings
 
 
-def digests_of(bodies: Sequence[bytes]) -> list[bytes]:
-    """The digests of commits, from their bytes."""
-    return [digest_commit(body) for body in bodies]
-
-
 # Replicas converge: once everything is healed, all replicas of an object are equal, and correct.
 
 T = TypeVar("T")
-W = TypeVar("W")
 
 
 def replicas_converge(replicas: Mapping[str, Mapping[str, bytes]]) -> list[str]:

@@ -32,7 +32,6 @@ from stigmergy.sim.checkers import Settling
 from stigmergy.sim.fleet import SimFleet
 from stigmergy.sim.machine import Machine, Replaced
 
-NS = 1_000_000_000
 LOOK_S = 0.37
 """How often it is looked whether what must come has come. Odd, so that no workload hides between two looks."""
 AgentT = TypeVar("AgentT", bound=Agent)

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown, StigmergyError
+from stigmergy.journal.file_errors import RESTORE, full_error, is_full, reading_error, unknown_error
 from stigmergy.journal.files import (
     FileLock,
     FileWatch,
@@ -34,7 +35,6 @@ from stigmergy.journal.files import (
 )
 from stigmergy.journal.identity import AcknowledgedHead, encode_mark, mark_path
 from stigmergy.journal.port import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
-from stigmergy.journal.segments.errors import RESTORE, full_error, is_full, reading_error, unknown_error
 from stigmergy.journal.segments.folder import Folder, OpenFile
 from stigmergy.journal.segments.frames import (
     FORMAT,

@@ -22,6 +22,7 @@ from blake3 import blake3
 from msgspec import Struct, structs
 
 from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalForeign, JournalLocked
+from stigmergy.journal.file_errors import RESTORE, opening_error
 from stigmergy.journal.files import FileLock
 from stigmergy.journal.identity import (
     MARK_BYTES,
@@ -35,7 +36,6 @@ from stigmergy.journal.identity import (
     read_mark,
 )
 from stigmergy.journal.port import JournalIdentity
-from stigmergy.journal.segments.errors import RESTORE, opening_error
 from stigmergy.journal.segments.folder import Folder, OpenFile, OsFolder
 from stigmergy.journal.segments.frames import (
     FORMAT,

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from stigmergy.base.errors import JournalCorrupt
+from stigmergy.journal.file_errors import RESTORE, reading_error
 from stigmergy.journal.port import StoredCommit
-from stigmergy.journal.segments.errors import RESTORE, reading_error
 from stigmergy.journal.segments.folder import Folder, OpenFile
 from stigmergy.journal.segments.frames import (
     HEADER_BYTES,

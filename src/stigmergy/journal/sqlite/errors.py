@@ -21,8 +21,8 @@ from stigmergy.base.errors import (
     JournalUnknown,
     StigmergyError,
 )
+from stigmergy.journal.file_errors import RESTORE, full_error, is_full, unknown_error
 
-RESTORE = "restore the journal from a copy"
 _ACCESS_ERRNOS = frozenset(
     {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP}
 )
@@ -36,7 +36,7 @@ def opening_error(error: Exception, path: str) -> StigmergyError:
         return JournalLocked(f"{path}: another program has the journal open; stop it first, or look at a copy")
     if isinstance(error, apsw.NotADBError):
         return JournalForeign(f"{path}: not a journal ({error}); name the right file, it was not touched")
-    if isinstance(error, apsw.FullError) or _has_errno(error, errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, apsw.FullError) or is_full(error):
         return JournalFull(f"{path}: no room on the device to open the journal ({error}); make room and start again")
     if isinstance(error, apsw.CantOpenError | apsw.PermissionsError | apsw.ReadOnlyError | apsw.AuthError):
         return ConfigError(f"{path}: cannot be opened for writing ({error}); check that folder and rights are there")
@@ -47,22 +47,10 @@ def opening_error(error: Exception, path: str) -> StigmergyError:
     return JournalUnknown(f"{path}: the device failed while the journal was opened ({error!r}); check it, start again")
 
 
-def reading_error(error: Exception, path: str) -> JournalError:
-    """Why something stored could not be read."""
-    return JournalCorrupt(f"{path}: what is stored cannot be read ({error!r}); check the device, {RESTORE}")
-
-
 def writing_error(error: Exception, path: str) -> JournalError:
     """What a failed write means for what was to be written."""
     if isinstance(error, apsw.FullError):
-        return JournalFull(f"{path}: no room on the device, nothing of this was kept; drop old commits or make room")
+        return full_error(path)
     if isinstance(error, apsw.ConstraintError):
         return JournalConflict(f"{path}: the position is taken ({error}); another owner wrote, reload and decide again")
-    return JournalUnknown(
-        f"{path}: a write failed half way ({error!r}), so nobody knows whether it was kept; "
-        "the journal has stopped, open it again to see"
-    )
-
-
-def _has_errno(error: Exception, *numbers: int) -> bool:
-    return isinstance(error, OSError) and error.errno in numbers
+    return unknown_error(error, path)

@@ -19,6 +19,7 @@ import apsw
 from msgspec import structs
 
 from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalLocked
+from stigmergy.journal.file_errors import RESTORE
 from stigmergy.journal.files import RESERVE_BYTES, FileLock, Files, OsFiles
 from stigmergy.journal.identity import (
     MARK_BYTES,
@@ -33,7 +34,7 @@ from stigmergy.journal.identity import (
     read_mark,
 )
 from stigmergy.journal.port import JournalIdentity
-from stigmergy.journal.sqlite.errors import RESTORE, opening_error
+from stigmergy.journal.sqlite.errors import opening_error
 from stigmergy.journal.sqlite.journal import OpenedDatabase, SqliteJournal, remove_empty_wal
 from stigmergy.journal.sqlite.schema import (
     APPLICATION_ID,

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt, JournalForeign
+from stigmergy.journal.file_errors import RESTORE
 from stigmergy.journal.port import JournalIdentity, SnapshotPart, StoredCommit
-from stigmergy.journal.sqlite.errors import RESTORE
 from stigmergy.shard.commit import Group, Head, Sealed, Signature
 
 APPLICATION_ID = 0x5354474D

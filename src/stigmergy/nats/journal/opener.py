@@ -18,7 +18,7 @@ from msgspec import structs
 from nats.aio.msg import Msg
 
 from stigmergy.base.errors import ConfigError, JournalConflict, JournalForeign, JournalLocked
-from stigmergy.journal.port import JournalIdentity, check_shard_by
+from stigmergy.journal.port import JournalIdentity, check_shard_by, shown_shards
 from stigmergy.nats import naming
 from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.nats.errors import NoResponders, Unanswered
@@ -176,8 +176,8 @@ async def _check_lost(link: NatsLink, place: LogPlace, identity: JournalIdentity
     """Refuses to begin a log of which there are snapshots: there was one, and it held more than nothing."""
     if await SnapshotStore(link, place.name).catalogue(identity.owned):
         raise JournalForeign(
-            f"{link.address.shown} has no stream {place.stream}, but snapshots of {_shards(identity)}: the log was "
-            f"deleted or lost; restore it, or delete {naming.snapshots_bucket(place.name)} as well to begin anew"
+            f"{link.address.shown} has no stream {place.stream}, but snapshots of {shown_shards(identity)}: the log "
+            f"was deleted or lost; restore it, or delete {naming.snapshots_bucket(place.name)} as well to begin anew"
         )
 
 
@@ -193,14 +193,7 @@ def check_identity(found: JournalIdentity, wanted: JournalIdentity, where: str) 
         )
     check_shard_by(found.shard_by, wanted.shard_by, where)
     if found.part != wanted.part:
-        raise JournalForeign(f"{where} keeps {_shards(found)}, not {_shards(wanted)}; {_remedy(found)}")
-
-
-def _shards(identity: JournalIdentity) -> str:
-    if identity.part is None:
-        return f"all of the {identity.shards} shards"
-    first, last = identity.part
-    return f"shard {first}" if first == last else f"shards {first} to {last}"
+        raise JournalForeign(f"{where} keeps {shown_shards(found)}, not {shown_shards(wanted)}; {_remedy(found)}")
 
 
 def _remedy(found: JournalIdentity) -> str:

@@ -20,7 +20,6 @@ from stigmergy.sim.world import World
 SILENT_S = 2.0
 LEG_S = 3.0
 LEGS = 3
-TOWERS = 2
 
 
 class StartMission(Command):

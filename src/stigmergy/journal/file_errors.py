@@ -1,4 +1,4 @@
-"""Translates errors of the operating system into the journal's own. No driver error passes unchanged."""
+"""Translates errors of the operating system into the journal's own, for journals on files. None passes unchanged."""
 
 from __future__ import annotations
 
