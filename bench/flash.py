@@ -25,7 +25,7 @@ from stigmergy.journal.port import JournalIdentity
 from stigmergy.journal.sqlite import open_journal
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.sim.loop import SimClock, VirtualLoop
 
 PAGE_BYTES = 4096
@@ -115,7 +115,7 @@ def write_for(keep: str, hz: float, seconds: float, folder: Path) -> Written:
 async def _observe(loop: VirtualLoop, kind: type[Reading], hz: float, seconds: float, path: Path) -> Written:
     journal = open_journal(f"sqlite:{path}", JournalIdentity(fleet="edge", shards=1, incarnation=1), inline=True)
     fleet = Declaration("edge", agents=[Gauge])
-    host = Host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SimClock(loop))
+    host = open_host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SimClock(loop))
     await host.start()
     await asyncio.sleep(1.0)
     before_bytes, before_position = _write_bytes(), host.shards[0].state.position

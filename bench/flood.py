@@ -39,7 +39,7 @@ from stigmergy.bus.topics import Channel, Topics
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.network.bus_link import BusLink
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.node.settings import BusSettings, Settings
 
 QUOTA_PER_S = 10
@@ -127,7 +127,7 @@ async def _take_burst(folder: Path, url: str, count: int) -> Burst:
         if order.agent == "Gauge/1":
             taken_ns.append(time.monotonic_ns() - order.effect.at_ns)
 
-    host = Host(fleet, open_file(folder / "burst.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock())
+    host = open_host(fleet, open_file(folder / "burst.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock())
     link = BusLink(host, _open_bus(url, "receiver"), SystemEntropy(), site=OURS, node="receiver")
     await host.start()
     await link.start()
@@ -168,7 +168,9 @@ async def measure_flood(folder: Path, url: str, windows: int, window_s: float) -
             taken_ns.append(time.monotonic_ns() - order.effect.at_ns)
 
     settings = Settings(bus=BusSettings(messages_per_s=float(QUOTA_PER_S), burst=2 * QUOTA_PER_S))
-    host = Host(fleet, open_file(folder / "flood.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
+    host = open_host(
+        fleet, open_file(folder / "flood.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings
+    )
     link = BusLink(host, _open_bus(url, "receiver"), SystemEntropy(), site=OURS, node="receiver")
     await host.start()
     await link.start()

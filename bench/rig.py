@@ -17,7 +17,7 @@ from stigmergy.journal import segments, sqlite
 from stigmergy.journal.port import Journal, JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.node.settings import Settings, Snapshots
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def make_host(journal: Journal, act: Callable[[Order[Any]], None], settings: Set
     fleet = Declaration(FLEET, agents=[Drone])
     fleet.actuator(Descend)(act)
     fleet.actuator(Land)(act)
-    return Host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
+    return open_host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
 
 
 def in_process(result: type[T], module: str, *arguments: object) -> T:

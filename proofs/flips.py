@@ -34,7 +34,7 @@ from stigmergy.journal.port import Journal, JournalIdentity
 from stigmergy.journal.recovery import Recovery
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.keys.keyfile import new_private_key, read_private_key, write_private_key
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.shard.snapshot import digest_of_state
 from stigmergy.shard.state import Limits
 
@@ -289,8 +289,8 @@ async def _start(folder: Path, confirmed: int) -> None:
     fleet = make_fleet(lambda _: None)
     fleet.receivers["actuators"] = lambda _: confirmed
     journal = _open(folder)
-    host = Host(fleet, journal, _signer(folder), Ed25519Verifier(), SystemClock(), SETTINGS)
     try:
+        host = open_host(fleet, journal, _signer(folder), Ed25519Verifier(), SystemClock(), SETTINGS)
         await host.start()
         await host.kill()
     finally:
@@ -300,7 +300,7 @@ async def _start(folder: Path, confirmed: int) -> None:
 async def _life(folder: Path, life: int, copies: list[Copy], *, close: bool) -> list[bytes]:
     """One life of the node; notes copies of its files on the way, and returns the parts of its snapshots."""
     journal = _open(folder)
-    host = Host(make_fleet(lambda _: None), journal, _signer(folder), Ed25519Verifier(), SystemClock(), SETTINGS)
+    host = open_host(make_fleet(lambda _: None), journal, _signer(folder), Ed25519Verifier(), SystemClock(), SETTINGS)
     await host.start()
     number = 1
     for envelope in range(ENVELOPES_MAX):

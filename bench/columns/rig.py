@@ -23,7 +23,7 @@ from stigmergy.network.shares import Share
 from stigmergy.node.column_actuators import Orders
 from stigmergy.node.column_roster import ShardRoster
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, pack_batch
 
@@ -41,7 +41,7 @@ def make_host(path: Path, fleet: Declaration, settings: Settings | None = None, 
     """A host on the segments in this folder; with a share, one of several that have parts of the fleet."""
     identity = JournalIdentity(FLEET, fleet.shards, IDENTITY.incarnation, None if share is None else share.part)
     journal = segments.open_journal(f"segments:{path}", identity)
-    return Host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
+    return open_host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
 
 
 Act = Callable[[Orders[Any]], None]

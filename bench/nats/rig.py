@@ -82,8 +82,17 @@ class Owned:
             self._logs.append(log)
             claimed = await standby_of(log, self._fleet).claim("bench")
             signer = Ed25519Signer(SEED)
-            host = Host(self._fleet, claimed.journal, signer, Ed25519Verifier(), SystemClock(), settings)
-            await host.start(claimed.recovered, claimed.number)
+            host = Host(
+                claimed.recovered,
+                self._fleet,
+                claimed.journal,
+                signer,
+                Ed25519Verifier(),
+                SystemClock(),
+                settings,
+                claim=claimed.number,
+            )
+            await host.start()
             self.hosts.append(host)
 
     async def stop(self) -> None:

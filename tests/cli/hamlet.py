@@ -20,7 +20,7 @@ from stigmergy.nats.peers import NatsPeerNetwork
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 
 
 class Owner:
@@ -44,7 +44,7 @@ class Owner:
         self.lives += 1
         self._store.owner = None
         epoch = partial(int, self.lives)
-        host = Host(self._fleet, MemoryJournal(self._store), self._signer, Ed25519Verifier(), SystemClock())
+        host = open_host(self._fleet, MemoryJournal(self._store), self._signer, Ed25519Verifier(), SystemClock())
         peer_network = NatsPeerNetwork(self._link, self._fleet.name, self._shard, epoch)
         self._peers = PeerProcesses(host, peer_network, Share(self._shard + 1, self._fleet.shards, self._fleet.shards))
         live = Live(host, SystemEntropy(), await host.start())

@@ -20,7 +20,7 @@ from stigmergy.control.live import Live
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.shard.commit import open_commit
 
 NAMES = [f"D-{number}" for number in range(300)]
@@ -46,7 +46,7 @@ def fleet(drones: CompiledEngine) -> Fleet:
 async def a_store(fleet: Fleet) -> MemoryJournalStore:
     """Ten rounds of positions, and a battery that runs low; agents are enrolled in two parts."""
     store = MemoryJournalStore(JournalIdentity(fleet=fleet.name, shards=2, incarnation=1))
-    host = Host(fleet, MemoryJournal(store), Ed25519Signer(b"d" * 32), Ed25519Verifier(), SystemClock())
+    host = open_host(fleet, MemoryJournal(store), Ed25519Signer(b"d" * 32), Ed25519Verifier(), SystemClock())
     live = Live(host, SystemEntropy(), await host.start())
     batcher = Batcher(await live.enroll(Drone, NAMES[:100]), source="gateway", incarnation=1)
     for round_ in range(10):

@@ -15,7 +15,7 @@ from stigmergy.journal.memory import open_journal
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 
 TARGETS = {target.name: target for target in targets()}
 SECONDS = 0.3
@@ -49,7 +49,7 @@ def test_a_stored_text_that_is_no_utf_8(name: str) -> None:
 async def test_a_node_goes_on_after_text_that_is_no_utf_8() -> None:
     journal = open_journal("memory:", JournalIdentity(fleet="fuzzed", shards=1, incarnation=1))
     fleet = Declaration("fuzzed", agents=[Drone])
-    host = Host(fleet, journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), SystemClock())
+    host = open_host(fleet, journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), SystemClock())
     await host.start()
     good = encode(Positioned(north_m=1.0, east_m=2.0, altitude_m=3.0))
     items = [("Drone/D-1", good), ("Drone/D-1", NO_UTF_8["message"]), ("Drone/D-2", good)]

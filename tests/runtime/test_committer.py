@@ -16,7 +16,7 @@ from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.shard.commit import Group
 from stigmergy.shard.inputs import Accepted
@@ -89,10 +89,11 @@ class Stage:
         def land(order: Order[Land]) -> None:
             self.landed.append((order.agent, self.world.loop.time()))
 
-        signer, clock = Ed25519Signer(bytes(32)), SimClock(self.world.loop)
-        self.host = Host(fleet, self.journal, signer, Ed25519Verifier(), clock, self.settings)
+        self._fleet = fleet
 
     async def start(self) -> Live:
+        signer, clock = Ed25519Signer(bytes(32)), SimClock(self.world.loop)
+        self.host = open_host(self._fleet, self.journal, signer, Ed25519Verifier(), clock, self.settings)
         live = Live(self.host, SimEntropy(1, "ids"), await self.host.start())
         for name in ("a", "b"):
             await live.send(f"Counter/{name}", Add(number=0))

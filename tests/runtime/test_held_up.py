@@ -13,7 +13,7 @@ from stigmergy.journal.memory import open_journal as open_in_memory
 from stigmergy.journal.port import Journal, JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group
 
@@ -24,7 +24,7 @@ SETTINGS = Settings(write_within_s=2.0)
 
 def make_host(journal: Journal) -> Host:
     fleet = Declaration("held-up", agents=[Drone])
-    return Host(fleet, journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), SystemClock(), SETTINGS)
+    return open_host(fleet, journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), SystemClock(), SETTINGS)
 
 
 async def hold_up(host: Host, next_envelope: Callable[[], bytes]) -> asyncio.Future[None]:

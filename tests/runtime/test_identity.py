@@ -23,7 +23,7 @@ from stigmergy.journal.sqlite import inspect_journal, open_journal
 from stigmergy.journal.sqlite.schema import identity_row
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit import genesis_of
 from stigmergy.shard.inputs import Delivery
@@ -106,7 +106,7 @@ class TestFleet:
     ) -> None:
         path = tmp_path / "fleet.db"
         journal: Journal = open_journal(f"sqlite:{path}", JournalIdentity("counters", 1, 7))
-        host = Host(declare(), journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), SystemClock(), settings)
+        host = open_host(declare(), journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), SystemClock(), settings)
         await host.start()
         for number in range(20):
             await host.intake.observe("Counter/a", Counted(number=number))

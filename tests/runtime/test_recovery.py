@@ -18,7 +18,7 @@ from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart, Store
 from stigmergy.journal.recovery import sum_up_passed_over
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit import head_of, open_commit, seal
 from stigmergy.shard.snapshot import SnapshotWriter, read_header
@@ -342,7 +342,7 @@ def test_a_forged_end_is_refused_also_if_its_signature_hides_behind_a_later_one(
     def make_host() -> Host:
         store.owner = None
         signer = Ed25519Signer(bytes(32))
-        return Host(fleet, MemoryJournal(store), signer, Ed25519Verifier(), SimClock(world.loop), SETTINGS)
+        return open_host(fleet, MemoryJournal(store), signer, Ed25519Verifier(), SimClock(world.loop), SETTINGS)
 
     async def main() -> None:
         host = make_host()

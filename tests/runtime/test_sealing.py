@@ -18,7 +18,7 @@ from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.shard.commit import Group
 from stigmergy.shard.inputs import Accepted
@@ -84,7 +84,7 @@ class Stage:
         self.journal = SlowJournal(self.store)
         fleet = Declaration("counters", agents=[Counter])
         clock = SimClock(self.world.loop)
-        self.host = Host(fleet, self.journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), clock, self.settings)
+        self.host = open_host(fleet, self.journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), clock, self.settings)
         live = Live(self.host, SimEntropy(1, "ids"), await self.host.start())
         await asyncio.sleep(0.1)
         return live

@@ -48,7 +48,7 @@ from stigmergy.network.replication import Replication
 from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices, start_attached
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.node.needs import needs_of
 from stigmergy.node.settings import Settings
 from stigmergy.uplink.collector import Levels
@@ -187,7 +187,7 @@ class Running:
             signer = key.signer
             path = journal_path(self.url)
             place = b"" if path is None else place_of(path)
-            host = Host(
+            host = open_host(
                 self._fleet,
                 journal,
                 signer,

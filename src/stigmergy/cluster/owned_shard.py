@@ -167,6 +167,7 @@ class OwnedShard:
         self._context = context
         self._claimed = claimed
         self.host = Host(
+            claimed.recovered,
             context.declaration,
             claimed.journal,
             context.signer,
@@ -176,6 +177,7 @@ class OwnedShard:
             context.trusted,
             agents=context.agents,
             guard=guard,
+            claim=claimed.number,
         )
         self.services = context.backend.make_services(self.host, shard, claimed.number)
         self.live: Live | None = None
@@ -187,7 +189,7 @@ class OwnedShard:
 
     async def begin(self, over: Callable[[], None]) -> None:
         """Starts the host and all around it. `over` is called when the host ends by itself. Raises as they do."""
-        found = await self.host.start(self._claimed.recovered, self._claimed.number)
+        found = await self.host.start()
         self.live = Live(self.host, self._context.entropy, found, self.services.devices)
         await self.services.start(self.live)
         asyncio.ensure_future(self.host.wait_failure()).add_done_callback(lambda _: over())

@@ -6,9 +6,9 @@ shard; if it is not ours, the answer names the owner. Ownership may change from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from stigmergy.base.errors import ConfigError, NotOwned
+from stigmergy.base.errors import NotOwned
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.shard.shard import Shard
 
@@ -23,9 +23,7 @@ A host that is told no ends at once, without effects and without safe actions. T
 class Shards:
     """The shards of one host, by number. Iterating gives those that it owns, in order."""
 
-    def __init__(self, identity: JournalIdentity, owned: Sequence[int] | None = None) -> None:
-        """`owned` are the shards that this host is to have: those that its journal keeps, or the journal is wrong."""
-        _check_owned(owned, identity.owned)
+    def __init__(self, identity: JournalIdentity) -> None:
         self.total = identity.shards
         """How many the fleet has."""
         self._signers_shard = identity.signers_shard
@@ -69,16 +67,3 @@ class Shards:
             raise NotOwned(
                 f"{address} lives in shard {number}, which {self.owner_of(number)} has; nothing was taken, ask there"
             )
-
-
-def _check_owned(owned: Sequence[int] | None, kept: range) -> None:
-    """Refuses to own other shards than the journal keeps."""
-    if owned is not None and list(owned) != list(kept):
-        raise ConfigError(
-            f"this host is to own the shards {_shown(owned)}, and its journal keeps {_shown(kept)}; "
-            "open the journal that keeps them"
-        )
-
-
-def _shown(numbers: Sequence[int]) -> str:
-    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{', '.join(map(str, numbers)) or 'none'}"

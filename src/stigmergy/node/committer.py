@@ -18,6 +18,7 @@ from stigmergy.base.trust import Signer
 from stigmergy.journal.port import CHECK_EVERY_S, Journal, file_check, patience_s
 from stigmergy.node.housekeeping import Housekeeper
 from stigmergy.node.mailbox import Ticket
+from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group, Head, Signature, head_of, statement
 from stigmergy.shard.draft import Ready
 from stigmergy.shard.shard import Shard
@@ -55,8 +56,7 @@ class Committer:
         signer: Signer,
         clock: Clock,
         housekeeper: Housekeeper,
-        batch_events_max: int,
-        write_within_ns: int,
+        settings: Settings,
         gather: Callable[[], None],
         durable: Callable[[GroupInFlight], None],
         failed: Callable[[BaseException], None],
@@ -66,8 +66,8 @@ class Committer:
         self._signer = signer
         self._clock = clock
         self._housekeeper = housekeeper
-        self._batch_events_max = batch_events_max
-        self._write_within_ns = max(write_within_ns, int(patience_s(journal) * SECOND_NS))
+        self._batch_events_max = settings.batch_events_max
+        self._write_within_ns = int(max(settings.write_within_s, patience_s(journal)) * SECOND_NS)
         self._write_until_ns = NEVER_NS
         self._held_up = False
         self._gather = gather

@@ -208,11 +208,11 @@ class Devices:
         return max(self._host.clock.wall_ns(), last_ns) / SECOND_NS
 
 
-async def start_attached(host: Host, devices: Devices, recovered: Recovered | None = None, claim: int = 0) -> Recovered:
+async def start_attached(host: Host, devices: Devices) -> Recovered:
     """Starts a host whose actuators find open what they need; it is closed again if the host does not start."""
     await devices.open()
     try:
-        return await host.start(recovered, claim)
+        return await host.start()
     except BaseException:
         await devices.close()
         raise

@@ -81,8 +81,15 @@ class Effector:
     """Carries out effects. `settle` is told, for each, when it is over."""
 
     def __init__(
-        self, actuators: Actuators, plans: Mapping[str, AgentPlan], settings: Settings, incarnation: int, settle: Settle
+        self,
+        actuators: Actuators,
+        plans: Mapping[str, AgentPlan],
+        settings: Settings,
+        incarnation: int,
+        settle: Settle,
+        held_claim: Callable[[str, Claimed], OrderClaim | None],
     ) -> None:
+        """`held_claim` gives the claim that an effect is bound to, if the agent holds it right now."""
         self._actuators = {
             tag: _fitted(effect, call, actuators.retry_policy.get(tag, RetryPolicy()), settings)
             for tag, (effect, call) in actuators.by_tag.items()
@@ -106,8 +113,7 @@ class Effector:
         self._halted = False
         self.publish: Callable[[int, Pending], None] | None = None
         """Who publishes, where there is a bus; without one, what is published is unheard."""
-        self.held_claim: Callable[[str, Claimed], OrderClaim | None] = lambda _agent, _claimed: None
-        """Says whether an agent holds, right now, the claim that an effect is bound to; None: it does not."""
+        self._held_claim = held_claim
         self.counters = EffectorCounters()
 
     def release(self, shard: int, pending: Pending) -> None:
@@ -330,7 +336,7 @@ class Effector:
         effect = actuator.decode(pending.body)
         claim: OrderClaim | None = None
         if effect.valid_while is not UNSET:
-            claim = self.held_claim(pending.agent, effect.valid_while)
+            claim = self._held_claim(pending.agent, effect.valid_while)
             if claim is None:
                 named = effect.valid_while.resource or effect.valid_while.field
                 raise ClaimLapsed(f"the claim on {named} under fencing token {effect.valid_while.token} {LAPSED}")

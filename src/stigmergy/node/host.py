@@ -45,6 +45,7 @@ from stigmergy.shard.draft import Stepped
 from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import ShardState
 
 log = logging.getLogger("stigmergy.host")
 DRAIN_LOOK_S = 0.002
@@ -52,15 +53,17 @@ DRAIN_LOOK_S = 0.002
 
 
 class Host:
-    """Runs the shards of one owner on one journal. `start`, then send through `intake`, then `stop`.
+    """Runs the shards of one owner, from what recovery has read of their journal. `start`, then send through `intake`,
+    then `stop`.
 
     A `guard` is for shards that can move to another owner. It is checked before each turn, before anybody is told what
     became durable, before each order to an actuator and before safe actions. Without one nobody else can own the
-    shards.
+    shards; with one, `claim` is the number under which they were claimed.
     """
 
     def __init__(
         self,
+        recovered: Recovered,
         declaration: Declaration,
         journal: Journal,
         signer: Signer,
@@ -68,23 +71,25 @@ class Host:
         clock: Clock,
         settings: Settings | None = None,
         trusted: Sequence[bytes] = (),
-        owned: Sequence[int] | None = None,
         place: bytes = b"",
         agents: Sequence[str] = (),
         guard: Guard | None = None,
+        claim: int = 0,
     ) -> None:
-        """`agents` are those that it is to run, as `agents` in the configuration names them; without any, all."""
+        """`agents` are those that it is to run, as `agents` in the configuration names them; without any, all. Of
+        `trusted` keys we believe the end of a log that they signed, as we believe our own.
+
+        Raises, with nothing changed, if the log is not ours to go on with.
+        """
+        self.recovered = recovered
         self.declaration = declaration
         self._guard = guard
         self.assignment = Assignment(agents, declaration.plans)
-        self.settings = settings or declaration.settings
+        self.settings = settings = settings or declaration.settings
         self.journal = journal
         self.clock = clock
-        self._signer = signer
         self.verifier = verifier
         self.key = (signer.algorithm, signer.public_key)
-        self._trusted = tuple(trusted)
-        """Other keys whose end of the log we believe; our own signature we always do."""
         self.replica_incarnation = replica_incarnation(journal.identity.incarnation, place)
         self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
         self.on_shared: Callable[[int, list[tuple[str, SharedChanged | Merged | None]]], None] = lambda *_: None
@@ -93,63 +98,85 @@ class Host:
         """Told that somebody has joined or left; the replicas' side."""
         self.claims: ClaimRequester | None = None
         """Asks the ledger for agents; set before the start, which releases what is still owed."""
-        self.waker = Waker(self._turn)
-        self._wake = self.wake = self.waker.wake
-        self.shards = Shards(journal.identity, owned)
-        self.mailbox = Mailbox(
-            self.settings.commands_count_max, self.settings.telemetry_items_max, self.settings.telemetry_bytes_max
-        )
-        self.ingress = Ingress(
-            open_envelope,
-            self._consumed,
-            gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
-            gap_deliveries_max=self.settings.gap_deliveries_max,
-        )
-        self.intake = Intake(
-            declaration, self.assignment, self.shards, self.mailbox, self.ingress, clock.monotonic_ns, self._wake
-        )
-        self.tells = Tells(self.shards, self.mailbox, self.intake.put_inside, self.assignment, clock.monotonic_ns)
-        actuators = declaration.actuators if guard is None else declaration.actuators.guarded(guard)
-        self.effector = Effector(
-            actuators, declaration.plans, self.settings, journal.identity.incarnation, self._inform
-        )
-        self.effector.held_claim = self._held_claim
-        self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
-        self.columns = ColumnIntake(
-            declaration,
-            self.shards,
-            self.mailbox,
-            self.intake,
-            clock.monotonic_ns,
-            gap_wait_ns=int(self.settings.gap_wait_s * SECOND_NS),
-            gap_deliveries_max=self.settings.gap_deliveries_max,
-        )
-        self.batched_actuators = BatchedActuators(
-            actuators, lambda number: self.shards[number].state, self.settings, self._inform
-        )
         self.failure: Exception | None = None
         self._failed = asyncio.Event()
+        self.shards = Shards(journal.identity)
+        for state in recovered.states:
+            self.shards.take(self._shard_of(state, claim))
+        self.found_time_ns = max(shard.state.time_ns for shard in self.shards)
+        """The time of the newest commit that was there at the start; 0: none was."""
+        self._durable = {state.shard: state.position for state in recovered.states}
+        self.mailbox = Mailbox(settings.commands_count_max, settings.telemetry_items_max, settings.telemetry_bytes_max)
+        gap_wait_ns, gap_max = int(settings.gap_wait_s * SECOND_NS), settings.gap_deliveries_max
+        self.ingress = Ingress(open_envelope, self._consumed, gap_wait_ns=gap_wait_ns, gap_deliveries_max=gap_max)
+        self.waker = Waker(self._turn)
+        self._wake = self.wake = self.waker.wake
+        now, mailbox = clock.monotonic_ns, self.mailbox
+        self.intake = Intake(declaration, self.assignment, self.shards, mailbox, self.ingress, now, self._wake)
+        self.columns = ColumnIntake(
+            declaration, self.shards, mailbox, self.intake, now, gap_wait_ns=gap_wait_ns, gap_deliveries_max=gap_max
+        )
+        self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now)
+        self._repeats = Repeats(self.durable_position, self.intake.answer)
+        actuators = declaration.actuators if guard is None else declaration.actuators.guarded(guard)
+        incarnation = journal.identity.incarnation
+        self.effector = Effector(actuators, declaration.plans, settings, incarnation, self._inform, self._held_claim)
+        self.batched_actuators = BatchedActuators(
+            actuators, lambda number: self.shards[number].state, settings, self._inform
+        )
+        self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
         self._alarms = Alarms()
         self._staleness = Staleness(declaration.plans)
-        self._check_every_ns = int(self.settings.retention.check_every_s * SECOND_NS)
-        self._durable: dict[int, int] = {}
-        self.found_time_ns = 0
-        """The time of the newest commit that was there at the start; 0: none was."""
-        self._repeats = Repeats(self.durable_position, self.intake.answer)
+        self._check_every_ns = int(settings.retention.check_every_s * SECOND_NS)
+        self.housekeeper = Housekeeper(self.shards, journal, settings, clock, self._inform, recovered.bases)
+        self.committer = Committer(
+            self.shards, journal, signer, clock, self.housekeeper, settings, self._gather, self._written, self._give_up
+        )
+        self.committer.covers_all = not self._is_signed_by_us(trusted)
+
+    def _shard_of(self, state: ShardState, claim: int) -> Shard:
+        """A recovered shard, as this owner goes on with it."""
+        state.replica_seed = self.replica_seed
+        state.assign(self.assignment)
+        catch_up(state)
+        for table in state.tables.values():
+            table.batch(list(self.declaration.actuators.batched))
+        shard = Shard(state, self.declaration.homes)
+        shard.begin_epoch(claim)
+        return shard
+
+    def _is_signed_by_us(self, trusted: Sequence[bytes]) -> bool:
+        """Whether all logs end with a signature of ours. Raises if one ends with that of somebody we do not trust, or
+        if we may not sign."""
+        state = self.shards.signers.state
+        if state.position == 0:
+            return True
+        check_own_key(state.signers, self.key)
+        return check_ends(self.recovered.last_signers, self.key, tuple(trusted))
 
     # ------------------------------------------------------------------ life
 
-    async def start(self, recovered: Recovered | None = None, claim: int = 0) -> Recovered:
-        """Recovers, if nobody has, and begins to take turns. Raises, with nothing changed, if it cannot be trusted."""
+    async def start(self) -> Recovered:
+        """Releases what is owed since before, and begins to take turns. Returns what recovery found.
+
+        Raises, with nothing released, if a receiver has more than the log knows of.
+        """
         try:
-            recovered = self._recover(recovered)
-            self._check_signer(recovered)
-            check_receivers(self.declaration.receivers, recovered.states)
+            check_receivers(self.declaration.receivers, self.recovered.states)
         except Exception as error:
             self.failure = error
             self.intake.close(str(error))
             raise
-        self.found_time_ns = max(shard.state.time_ns for shard in self.shards)
+        if self.shards.signers.state.position == 0:
+            self.intake.put_inside(self.shards.signers.state.shard, EnrollSigner(*self.key))
+        self.waker.watches = {
+            "alarms": self._alarms,
+            "staleness": self._staleness,
+            "ingress": self.ingress,
+            "columns": self.columns,
+            "committer": self.committer,
+            **({} if self.claims is None else {"claims": self.claims}),
+        }
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
         if at_rest := [address for shard in self.shards for address in shard.state.at_rest]:
             log.warning(
@@ -158,7 +185,6 @@ class Host:
                 shown(at_rest),
             )
         for shard in self.shards:
-            shard.begin_epoch(claim)
             for timer in shard.state.timers.all():
                 if timer.agent not in shard.state.at_rest:
                     self._alarms.set(shard.state.shard, timer, now_ns, monotonic_ns)
@@ -175,50 +201,10 @@ class Host:
                 # Whether its safe action went out before the node stopped is not known.
                 self._safety.make_safe(shard, address, "stopped by its supervision before this start", journal=True)
         self._wake()
-        return recovered
-
-    def _recover(self, recovered: Recovered | None) -> Recovered:
-        declaration = self.declaration
-        if recovered is None:
-            recovered = Recovery(self.journal, declaration.plans, self.verifier, self.settings.limits).recover()
-        for state in recovered.states:
-            state.replica_seed = self.replica_seed
-            state.assign(self.assignment)
-            self.shards.take(Shard(state, declaration.homes))
-            self._durable[state.shard] = state.position
-            catch_up(state)
-            for table in state.tables.values():
-                table.batch(list(declaration.actuators.batched))
-        self.housekeeper = Housekeeper(self.shards, self.journal, self.settings, self.clock, self._inform)
-        for state, basis in zip(recovered.states, recovered.bases, strict=True):
-            self.housekeeper.adopt(state.shard, basis)
-        self.committer = Committer(
-            self.shards,
-            self.journal,
-            self._signer,
-            self.clock,
-            self.housekeeper,
-            self.settings.batch_events_max,
-            int(self.settings.write_within_s * SECOND_NS),
-            self._gather,
-            self._written,
-            self._give_up,
-        )
-        self.waker.watches = {
-            "alarms": self._alarms,
-            "staleness": self._staleness,
-            "ingress": self.ingress,
-            "columns": self.columns,
-            "committer": self.committer,
-            **({} if self.claims is None else {"claims": self.claims}),
-        }
-        return recovered
+        return self.recovered
 
     async def stop(self) -> None:
         """Takes nothing more, finishes what was taken, waits for effects under way, writes it all, and closes."""
-        if not self.shards:  # it never started
-            await self.journal.close()
-            return
         self.intake.close("the node is stopping")
         self.committer.draining = True
         deadline_s = self._loop_time() + self.settings.drain_s
@@ -524,11 +510,19 @@ class Host:
     def _loop_time(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _check_signer(self, recovered: Recovered) -> None:
-        """We may sign here, and the log ends with a signature of ours: all of it is what we, or who we trust, left."""
-        state = self.shards.signers.state
-        if state.position == 0:
-            self.intake.put_inside(state.shard, EnrollSigner(*self.key))
-            return
-        check_own_key(state.signers, self.key)
-        self.committer.covers_all = not check_ends(recovered.last_signers, self.key, self._trusted)
+
+def open_host(
+    declaration: Declaration,
+    journal: Journal,
+    signer: Signer,
+    verifier: Verifier,
+    clock: Clock,
+    settings: Settings | None = None,
+    trusted: Sequence[bytes] = (),
+    place: bytes = b"",
+    agents: Sequence[str] = (),
+) -> Host:
+    """Recovers all shards of a journal, and makes the host that goes on with them. Raises as both do."""
+    limits = (settings or declaration.settings).limits
+    recovered = Recovery(journal, declaration.plans, verifier, limits).recover()
+    return Host(recovered, declaration, journal, signer, verifier, clock, settings, trusted, place, agents)

@@ -131,7 +131,9 @@ class Housekeeper:
         settings: Settings,
         clock: Clock,
         tell: Callable[[int, SnapshotStored], None],
+        bases: Iterable[Basis],
     ) -> None:
+        """`bases` are what the shards were recovered from, in their order."""
         self._journal = journal
         self._settings = settings
         self._tell = tell
@@ -152,6 +154,8 @@ class Housekeeper:
         """Holds, and an archive, that keep retention from dropping."""
         self._troubles: dict[int, str] = {}
         """Per shard that cannot be snapshotted at present, why: its log grows, and starts take longer."""
+        for number, basis in zip(self._records, bases, strict=True):
+            self._adopt(number, basis)
 
     @property
     def troubles(self) -> dict[int, str]:
@@ -164,7 +168,7 @@ class Housekeeper:
         if safeguards.archivist is not None:
             safeguards.archivist.counters = self.counters
 
-    def adopt(self, shard: int, basis: Basis) -> None:
+    def _adopt(self, shard: int, basis: Basis) -> None:
         """After a restart: what the shard was recovered from. The first new snapshot is full, so that it stands alone.
 
         A snapshot newer than the one that was used is no snapshot, unless the log has noted it since: it was never

@@ -29,7 +29,7 @@ from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices, Inline, start_attached
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group
 from stigmergy.sim.disk import AfterFailedSync, IoCall, SimDisk, SimFile
@@ -223,7 +223,7 @@ class SimNode:
             journal = WatchedJournal(self._open(), self.logbook, self.latency, chance, self._durable)
             self._journal = journal
             self.logbook.resume(journal)
-            host = Host(
+            host = open_host(
                 self.declaration,
                 journal,
                 self.signer,

@@ -14,7 +14,7 @@ from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.column_actuators import Orders
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from tests.core.meters import Alarm, Beep, Board, Counted, Glimpsed, Hush, Measured, Meter, Poked, SetLimit, meter_plans
 
 SIGNER = Ed25519Signer(b"m" * 32)
@@ -45,7 +45,7 @@ def a_fleet(plans: Mapping[str, AgentPlan] | None = None, *, every_events: int =
 async def run(store: MemoryJournalStore, fleet: Fleet, rounds: int = 10) -> None:
     """One life of a node: commands, events, failures, and agents that come later."""
     store.owner = None
-    host = Host(fleet, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
+    host = open_host(fleet, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
     live = Live(host, SystemEntropy(), await host.start())
     for number in range(rounds):
         name = f"Meter/{NAMES[number % len(NAMES)]}"

@@ -18,7 +18,7 @@ from stigmergy.control.live import Live
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.shard.commit import (
     Commit,
     EventRun,
@@ -65,7 +65,7 @@ def recorded(shards: int = 1, notes: int = 6) -> MemoryJournal:
 
     async def live() -> MemoryJournal:
         fleet = Fleet("pads", agents=[Pad], shards=shards)
-        host = Host(fleet, MemoryJournal(store), SIGNER, VERIFIER, SystemClock())
+        host = open_host(fleet, MemoryJournal(store), SIGNER, VERIFIER, SystemClock())
         live = Live(host, SystemEntropy(), await host.start())
         await asyncio.gather(*(live.send(f"Pad/{n % 4}", Note(text=f"note {n}")) for n in range(notes)))
         await live.send("Pad/0", Note(text="the last one"))

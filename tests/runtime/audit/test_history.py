@@ -12,7 +12,7 @@ from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity, SnapshotPart, StoredCommit
 from stigmergy.journal.recovery import Recovery
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.shard.state import shard_of
 
 SIGNER = Ed25519Signer(b"h" * 32)
@@ -53,7 +53,7 @@ async def store() -> MemoryJournalStore:
     store = MemoryJournalStore(JournalIdentity(fleet=FLEET.name, shards=FLEET.shards, incarnation=1))
     for start in range(2):
         store.owner = None
-        host = Host(FLEET, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
+        host = open_host(FLEET, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
         live = Live(host, SystemEntropy(), await host.start())
         for number in range(50):
             await live.send(NAMES[number % 5], Note(text=f"{start}.{number}"))

@@ -38,7 +38,7 @@ from stigmergy.journal import sqlite
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.shard.state import Limits, plan_agents
 from tests.formats import golden
 
@@ -178,7 +178,7 @@ def recorded(
 
     async def main() -> MemoryJournal:
         fleet = Fleet("drones", agents=[agent or drone()], shards=shards, settings=settings)
-        host = Host(fleet, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
+        host = open_host(fleet, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
         live = Live(host, SystemEntropy(), await host.start())
         await life(live)
         await host.stop()

@@ -14,7 +14,7 @@ from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host
+from stigmergy.node.host import open_host
 from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.node import World
@@ -50,7 +50,7 @@ class Machine:
 
     async def start(self, signer: Ed25519Signer, *trusted: Ed25519Signer) -> Live:
         keys = [one.public_key for one in trusted]
-        host = Host(self.fleet, self.journal(), signer, Ed25519Verifier(), self.clock, self.settings, keys)
+        host = open_host(self.fleet, self.journal(), signer, Ed25519Verifier(), self.clock, self.settings, keys)
         return Live(host, SimEntropy(1, "ids"), await host.start())
 
     async def live_with(self, signer: Ed25519Signer, *enrolled: Ed25519Signer) -> None:

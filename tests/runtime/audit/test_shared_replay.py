@@ -40,7 +40,7 @@ from stigmergy.crdt.store import EMPTY, mint
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.shard.inputs import LetterRetried, SharedReceived, VerdictCame
 from stigmergy.shard.state import Limits, plan_agents
 
@@ -133,7 +133,7 @@ def recorded(every: int) -> MemoryJournal:
     settings = Settings(snapshots=snapshots, drain_s=0.2, effect_tries=1)
 
     async def main() -> MemoryJournal:
-        host = Host(
+        host = open_host(
             Fleet("cars", agents=[car()], settings=settings),
             MemoryJournal(store),
             SIGNER,

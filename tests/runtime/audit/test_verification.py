@@ -16,7 +16,7 @@ from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity, StoredCommit
 from stigmergy.journal.recovery import Recovery
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.node.host import Host
+from stigmergy.node.host import Host, open_host
 from stigmergy.shard.commit import Commit, Signature, digest_commit, head_of, open_commit, seal, statement
 
 OLD, NEW, THIEF = (Ed25519Signer(bytes([number]) * 32) for number in (1, 2, 3))
@@ -58,7 +58,7 @@ async def run(
     store.owner = None
     trusted = (OLD.public_key, NEW.public_key)
     fleet = a_fleet(store.identity.shards)
-    host = Host(fleet, MemoryJournal(store), signer, Ed25519Verifier(), SystemClock(), trusted=trusted)
+    host = open_host(fleet, MemoryJournal(store), signer, Ed25519Verifier(), SystemClock(), trusted=trusted)
     live = Live(host, SystemEntropy(), await host.start())
     for number in range(20):
         # Together, so that one group has commits of several shards, and one signature for all of them.
@@ -324,7 +324,7 @@ async def test_recovery_finds_the_signature_of_a_shard_that_has_been_idle(shards
     store = a_store(shards)
     await run(store, OLD)
     store.owner = None
-    host = Host(a_fleet(shards), MemoryJournal(store), OLD, Ed25519Verifier(), SystemClock())
+    host = open_host(a_fleet(shards), MemoryJournal(store), OLD, Ed25519Verifier(), SystemClock())
     live = Live(host, SystemEntropy(), await host.start())
     names = [f"Counter/{number}" for number in range(50)]
     busy = next(name for name in names if host.intake.shard_of(name) == shards - 1)

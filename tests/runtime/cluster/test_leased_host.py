@@ -49,8 +49,17 @@ class Stage:
             MemoryShardLog(self.shard), fleet.plans, Ed25519Verifier(), fleet.settings.limits
         ).claim("a")
         signer, clock = Ed25519Signer(KEY), SimClock(self.run.loop)
-        host = Host(fleet, claimed.journal, signer, Ed25519Verifier(), clock, guard=lambda: self.member)
-        self.found = await host.start(claimed.recovered, claimed.number)
+        host = Host(
+            claimed.recovered,
+            fleet,
+            claimed.journal,
+            signer,
+            Ed25519Verifier(),
+            clock,
+            guard=lambda: self.member,
+            claim=claimed.number,
+        )
+        self.found = await host.start()
         return host
 
 

@@ -54,8 +54,9 @@ def standby_of(shard: MemoryShard) -> Standby:
 
 async def begin(world: World, claimed: ClaimedShard, settings: Settings | None = None) -> Host:
     clock = SimClock(world.loop)
-    host = Host(FLEET, claimed.journal, SIGNER, Ed25519Verifier(), clock, settings)
-    await host.start(claimed.recovered, claimed.number)
+    verifier, number = Ed25519Verifier(), claimed.number
+    host = Host(claimed.recovered, FLEET, claimed.journal, SIGNER, verifier, clock, settings, claim=number)
+    await host.start()
     return host
 
 
