@@ -12,9 +12,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from stigmergy.base.errors import Malformed, StigmergyError, TooLarge
+from stigmergy.base.errors import ConfigError, Malformed, StigmergyError, TooLarge
 
 TOPIC_BYTES_MAX = 1024
+CLIENT_ID_BYTES_MAX = 200
 PAYLOAD_BYTES_MAX = 1024 * 1024
 PROPERTIES_BYTES_MAX = 16 * 1024
 """All names and values of a message's properties, and its content type, together."""
@@ -165,6 +166,14 @@ def check_pattern(pattern: str) -> None:
             raise Malformed(f"pattern {pattern!r}: + and # stand for whole levels; write a/+/c or a/#")
         if level == "#" and number < len(levels):
             raise Malformed(f"pattern {pattern!r}: # stands for all that follows and must be the last level")
+
+
+def check_client_id(client_id: str) -> None:
+    """Raises ConfigError unless a broker can keep a session under this id."""
+    if not client_id or not client_id.isprintable() or len(client_id.encode(errors="replace")) > CLIENT_ID_BYTES_MAX:
+        raise ConfigError(
+            f"client id {client_id!r}: give a printable name of 1 to {CLIENT_ID_BYTES_MAX} bytes that stays the same"
+        )
 
 
 def check_message(message: BusMessage) -> None:

@@ -17,12 +17,13 @@ from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, LinkDown, Malformed, StigmergyError
 from stigmergy.bus.inbox import Arrival, Receipts, Reception
 from stigmergy.bus.mqtt.link import MqttLink
-from stigmergy.bus.mqtt.options import MqttOptions, check_client_id, parse_url, tls_context
+from stigmergy.bus.mqtt.options import MqttOptions, parse_url, tls_context
 from stigmergy.bus.port import (
     PAYLOAD_BYTES_MAX,
     BusMessage,
     Handler,
     LinkHeard,
+    check_client_id,
     check_message,
     check_pattern,
     tell_link,

@@ -25,7 +25,6 @@ then no broker keeps anything, which is for clients that run no agents."""
 SESSION_S_MAX = 365 * 24 * 3600.0
 RECONNECT_S_MAX = 30.0
 """The longest wait before a new try to connect, by default."""
-CLIENT_ID_BYTES_MAX = 200
 PASSWORD_BYTES_MAX = 4096
 
 
@@ -116,14 +115,6 @@ def tls_context(options: MqttOptions) -> TlsContext:
         raise ConfigError(f"{options.place}: {error}; check the PEM files {files}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
-
-
-def check_client_id(client_id: str) -> None:
-    """Raises ConfigError unless brokers can keep a session under this id."""
-    if not client_id or not client_id.isprintable() or len(client_id.encode(errors="replace")) > CLIENT_ID_BYTES_MAX:
-        raise ConfigError(
-            f"client id {client_id!r}: give a printable name of 1 to {CLIENT_ID_BYTES_MAX} bytes that stays the same"
-        )
 
 
 def _check(options: MqttOptions, shown: str) -> None:

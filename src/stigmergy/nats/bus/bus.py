@@ -13,9 +13,9 @@ from collections.abc import Callable
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError
 from stigmergy.bus.inbox import UNHEARD_S_MAX, Receipts, Reception
-from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, check_pattern, tell_link
+from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_client_id, check_message, check_pattern, tell_link
 from stigmergy.nats.bus.listener import BusSessions
-from stigmergy.nats.bus.options import BusOptions, check_client_id
+from stigmergy.nats.bus.options import BusOptions
 from stigmergy.nats.bus.outlet import Outlet
 from stigmergy.nats.bus.partition import Partition
 from stigmergy.nats.bus.publisher import NatsPublisher, NoRoom, is_down, no_room

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, StigmergyError
-from stigmergy.bus.port import check_pattern
+from stigmergy.bus.port import check_client_id, check_pattern
 from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.nats.bus.subjects import Subjects, filters_of
 
@@ -23,7 +23,6 @@ WILL_S = 6.0
 WILL_S_MIN = 0.5
 WILL_S_MAX = 3600.0
 TOPICS_COUNT_MAX = 64
-CLIENT_ID_BYTES_MAX = 200
 
 
 class BusOptions(Struct, frozen=True):
@@ -72,14 +71,6 @@ def read_options(url: str, client_id: str) -> BusOptions:
         will_s=_number(address, "will_s", WILL_S, WILL_S_MIN, WILL_S_MAX),
         mqtt=address.option("mqtt", "yes") == "yes",
     )
-
-
-def check_client_id(client_id: str) -> None:
-    """Raises ConfigError unless a session can be kept under this id."""
-    if not client_id or not client_id.isprintable() or len(client_id.encode(errors="replace")) > CLIENT_ID_BYTES_MAX:
-        raise ConfigError(
-            f"client id {client_id!r}: give a printable name of 1 to {CLIENT_ID_BYTES_MAX} bytes that stays the same"
-        )
 
 
 def _topics(text: str) -> tuple[str, ...]:
