@@ -11,7 +11,7 @@ refused as BadDelta. `SharedValue.check` decides whether elements fit the declar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -29,10 +29,7 @@ from stigmergy.crdt.bounds import (
 from stigmergy.crdt.causality import Counter, Dot, Replica
 from stigmergy.crdt.errors import BadDelta, LimitReached, NotContiguous
 from stigmergy.crdt.payloads import STAMPED, fault_of, stamp_of
-
-if TYPE_CHECKING:
-    pass
-
+from stigmergy.crdt.tree import Path
 
 # The hybrid logical clock of registers: a stamp is the time, unless that is not after what the writer has seen.
 #
@@ -52,8 +49,6 @@ def next_stamp_ns(now_ns: int, after_ns: int) -> int:
     return stamp_ns
 
 
-Path = tuple[bytes, ...]
-"""The keys that lead to a place; for the object itself none."""
 _Key = Annotated[bytes, Meta(min_length=1, max_length=ELEMENT_BYTES_MAX)]
 _Path = Annotated[tuple[_Key, ...], Meta(max_length=PATH_DEPTH_MAX)]
 _Payload = Annotated[bytes, Meta(max_length=PAYLOAD_BYTES_MAX)]

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.coding import Coder, coder_of
-from stigmergy.crdt.delta import Edit, Path
-from stigmergy.crdt.tree import TreeNode, entries_of
+from stigmergy.crdt.delta import Edit
+from stigmergy.crdt.tree import Path, TreeNode, entries_of
 from stigmergy.crdt.value import Removed, SharedValue, argument_of, class_of
 
 K = TypeVar("K")

@@ -7,9 +7,10 @@ from typing import Any, Generic, TypeVar, cast
 
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.coding import Coder, coder_of
-from stigmergy.crdt.delta import Edit, Path
+from stigmergy.crdt.delta import Edit
 from stigmergy.crdt.errors import BadDelta
 from stigmergy.crdt.payloads import PRESENCE
+from stigmergy.crdt.tree import Path
 from stigmergy.crdt.value import Removed, SharedValue, argument_of
 
 T = TypeVar("T")

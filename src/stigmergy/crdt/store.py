@@ -36,10 +36,10 @@ from stigmergy.crdt.bounds import (
     STORE_BYTES_MAX,
 )
 from stigmergy.crdt.causality import NOTHING, Context, Counter, Dot
-from stigmergy.crdt.delta import Delta, Edit, Path, check_replica, next_stamp_ns, one_each
+from stigmergy.crdt.delta import Delta, Edit, check_replica, next_stamp_ns, one_each
 from stigmergy.crdt.errors import BadStore, LimitReached, NotContiguous
 from stigmergy.crdt.payloads import PRESENCE, STAMPED, TOTAL, fault_of, stamped, total_of, total_payload
-from stigmergy.crdt.tree import BARE, Dots, TreeNode, differing, node_at, places_of, tree_of, with_dots
+from stigmergy.crdt.tree import BARE, Dots, Path, TreeNode, differing, node_at, places_of, tree_of, with_dots
 
 DIGEST_BYTES: Final = 16
 ENTRY_BYTES_MAX: Final = 24

@@ -11,8 +11,8 @@ from typing import Final
 
 from immutables import Map
 
-from stigmergy.crdt.delta import Path
-
+Path = tuple[bytes, ...]
+"""The keys that lead to a place; for the object itself none."""
 Live = tuple[int, bytes]
 """Counter and payload."""
 Dots = Map[bytes, Live]

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 from stigmergy.crdt.bounds import PATH_DEPTH_MAX
 from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.coding import NO_CODER, Coder
-from stigmergy.crdt.delta import Delta, Path
+from stigmergy.crdt.delta import Delta
 from stigmergy.crdt.errors import BadDelta, WrongHint
 from stigmergy.crdt.store import EMPTY, ReplicaStore, read_store
-from stigmergy.crdt.tree import TreeNode, entries_of, node_at
+from stigmergy.crdt.tree import Path, TreeNode, entries_of, node_at
 
 Plain = tuple[str, bytes]
 """A value as it is stored: the name of its field and the bytes of its store."""
