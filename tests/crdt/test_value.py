@@ -17,6 +17,7 @@ from stigmergy.crdt.ormap import ORMap
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.payloads import stamped, total_payload, unstamped_payload, value_payload
 from stigmergy.crdt.pncounter import PNCounter
+from stigmergy.crdt.replicated import ReplicatedType
 from stigmergy.crdt.store import EMPTY
 from stigmergy.crdt.value import SharedValue
 from tests.crdt.replicas import A, B, exchange, hand_made, pair
@@ -146,3 +147,10 @@ def test_what_does_not_fit_the_declared_types_is_refused(hint: Any, delta: Delta
 def test_a_type_says_what_it_writes() -> None:
     with pytest.raises(NotImplementedError):
         SharedValue(None, "field").check(hand_made(added=(((), 1, b""),)))
+
+
+def test_the_root_of_shared_types_stores_nothing_by_itself() -> None:
+    with pytest.raises(NotImplementedError):
+        ReplicatedType().to_plain()
+    with pytest.raises(NotImplementedError):
+        ReplicatedType.from_plain(ReplicatedType, ("field", b""))

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from stigmergy.agents.messages import Message, spec_of
 from stigmergy.base.errors import Malformed, TooLarge, UnknownTag
 from stigmergy.crdt.errors import CrdtError
-from stigmergy.crdt.value import SharedValue
+from stigmergy.crdt.replicated import ReplicatedType
 
 S = TypeVar("S")
 
@@ -38,19 +38,19 @@ SURELY_FLAT_BYTES = 256
 
 def _plain(value: Any) -> Any:
     """The bytes in a state that represent a value that msgspec does not know."""
-    return value.to_plain() if isinstance(value, SharedValue) else _unknown(value)
+    return value.to_plain() if isinstance(value, ReplicatedType) else _unknown(value)
 
 
 def _unknown(value: Any) -> NoReturn:
     name = type(value).__name__
-    if isinstance(value, SharedValue):
+    if isinstance(value, ReplicatedType):
         raise TypeError(f"{name} is shared, and no part of a message; put its value there, or what is in it")
     raise TypeError(f"Encoding objects of type {name} is unsupported")
 
 
 def _unplain(hint: Any, plain: Any) -> Any:
     cls = get_origin(hint) or hint
-    if isinstance(cls, type) and issubclass(cls, SharedValue):
+    if isinstance(cls, type) and issubclass(cls, ReplicatedType):
         try:
             return cls.from_plain(hint, plain)
         except CrdtError as error:

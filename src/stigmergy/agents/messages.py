@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_arg
 from msgspec import UNSET, Struct, StructMeta, UnsetType, field
 
 from stigmergy.base.errors import DefinitionError
-from stigmergy.crdt.value import SharedValue
+from stigmergy.crdt.replicated import ReplicatedType
 
 # Reads the annotations of classes and methods, and describes what is wrong with them. The first match names the type,
 # so specific types come before general ones.
@@ -56,7 +56,7 @@ def first_mutable(hint: Any, _seen: tuple[Any, ...] = ()) -> str | None:
         return "Any"
     cls = origin if isinstance(origin, type) else hint
     if isinstance(cls, type):
-        if issubclass(cls, SharedValue):
+        if issubclass(cls, ReplicatedType):
             return None  # whatever is in it: it is read anew each time
         for mutable, name in _MUTABLE.items():
             if issubclass(cls, mutable):

@@ -18,7 +18,7 @@ from stigmergy.agents.messages import Message, union_members
 from stigmergy.agents.ordered import Claim
 from stigmergy.compiled.faults import INT_MAX, INT_MIN
 from stigmergy.compiled.values import BOOL, FLOAT, INT, ValueKind
-from stigmergy.crdt.value import SharedValue
+from stigmergy.crdt.replicated import ReplicatedType
 
 CONFIRMATIONS: dict[type[Message], str] = {ActionDone: "action", ActionFailed: "action", WorkFailed: "work"}
 """What comes back from sinks, and the field of it that has a place in a record."""
@@ -208,7 +208,7 @@ def _refusal_of(hint: Any) -> Refusal:
     if hint in _REMEDIES:
         return Refusal(*_REMEDIES[hint])
     cls = typing.get_origin(hint) or hint
-    if cls is Claim or (isinstance(cls, type) and issubclass(cls, SharedValue)):
+    if cls is Claim or (isinstance(cls, type) and issubclass(cls, ReplicatedType)):
         return Refusal("what is shared or ordered has no fixed width", "run agents of this kind interpreted")
     shown = getattr(hint, "__name__", str(hint))
     return Refusal(

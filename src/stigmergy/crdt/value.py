@@ -14,16 +14,14 @@ from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.coding import NO_CODER, Coder
 from stigmergy.crdt.delta import Delta
 from stigmergy.crdt.errors import BadDelta, WrongHint
+from stigmergy.crdt.replicated import Plain, ReplicatedType
 from stigmergy.crdt.store import EMPTY, ReplicaStore, read_store
 from stigmergy.crdt.tree import Path, TreeNode, entries_of, node_at
-
-Plain = tuple[str, bytes]
-"""A value as it is stored: the name of its field and the bytes of its store."""
 
 Removed = tuple[tuple[Path, tuple[Dot, ...]], ...]
 
 
-class SharedValue:
+class SharedValue(ReplicatedType):
     """A view of one place of an object. Equal if the types, the place and what is known are."""
 
     __slots__ = ("_coder", "_inner", "_node", "field", "hint", "path", "store")
