@@ -41,7 +41,7 @@ from stigmergy.nats.control import NatsControlClient
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import cluster_bucket, log_stream
 from stigmergy.nats.store.store import NatsStore
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.testing.nats import NatsCluster
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,7 +22,7 @@ from stigmergy.nats import naming
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.journal import stream
 from stigmergy.nats.link import NatsLink
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.runtime.cluster.town import Add, Fleet, Land, Ring
 

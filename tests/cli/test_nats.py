@@ -17,7 +17,7 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.places import load_fleet
 from stigmergy.cli.main import main
 from stigmergy.control.protocol import SendRequest, StatusRequest, read_reply, write_request
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.cli.hamlet import Hamlet
 

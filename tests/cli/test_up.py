@@ -26,7 +26,7 @@ from stigmergy.nats.bus import open_bus as open_nats
 from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import ensure_stream
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 from tests.cli.terminal import in_terminal

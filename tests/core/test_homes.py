@@ -11,9 +11,9 @@ from stigmergy.agents.effects import Effects, Events, Tell
 from stigmergy.agents.messages import Command, Event
 from stigmergy.base.errors import DefinitionError, JournalForeign, UnknownKind
 from stigmergy.shard import homes as module
-from stigmergy.shard.homes import KEY_CHARS_MAX, Homes
+from stigmergy.shard.homes import KEY_CHARS_MAX, Homes, shard_of
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.state import ShardState, plan_agents, shard_of
+from stigmergy.shard.state import ShardState, plan_agents
 from tests.core.meters import meter_plans
 from tests.core.shards import Probe
 
@@ -173,19 +173,19 @@ class TestAgentsOfALog:
     def test_agents_that_live_where_they_are_found_are_fine(self) -> None:
         homes = Homes(16, zone_of)
         shard = self.shard("Caller/hill-1", "Caller/hill-2", number=shard_of("hill", 16), homes=homes)
-        homes.check_agents(shard.state)
+        homes.check_agents(shard.state.shard, shard.state.addresses())
 
     def test_a_function_that_was_changed_is_refused(self) -> None:
         homes = Homes(16, zone_of)
         elsewhere = (shard_of("hill", 16) + 1) % 16
         shard = self.shard("Caller/hill-1", number=elsewhere, homes=homes)
         with pytest.raises(JournalForeign, match=f"lives in shard {elsewhere}, and zone_of puts it into"):
-            homes.check_agents(shard.state)
-        Homes(16).check_agents(shard.state)
-        Homes(1, zone_of).check_agents(shard.state)
+            homes.check_agents(shard.state.shard, shard.state.addresses())
+        Homes(16).check_agents(shard.state.shard, shard.state.addresses())
+        Homes(1, zone_of).check_agents(shard.state.shard, shard.state.addresses())
 
     def test_compiled_agents_are_looked_at_too(self) -> None:
         state = ShardState(3, meter_plans())
         state.tables["Meter"].enroll(["hill-1"])
         with pytest.raises(JournalForeign, match="Meter/hill-1 lives in shard 3"):
-            Homes(16, zone_of).check_agents(state)
+            Homes(16, zone_of).check_agents(state.shard, state.addresses())

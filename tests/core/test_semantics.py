@@ -19,6 +19,7 @@ from stigmergy.agents.messages import SECOND_NS, Action, Command, Event, latest,
 from stigmergy.agents.supervision import AgentStopped, InputFailed, InputsSkipped, Supervise
 from stigmergy.base.errors import FoldMismatch
 from stigmergy.shard.commit import digest_commit, open_commit
+from stigmergy.shard.homes import shard_of
 from stigmergy.shard.inputs import (
     Accepted,
     Ask,
@@ -33,7 +34,7 @@ from stigmergy.shard.inputs import (
 from stigmergy.shard.replay import apply
 from stigmergy.shard.shard import MARKS_WAIT_NS
 from stigmergy.shard.snapshot import SnapshotWriter, digest_of_state, load_agents, load_tables, read_header
-from stigmergy.shard.state import ShardState, plan_agents, shard_of
+from stigmergy.shard.state import ShardState, plan_agents
 from tests.core.shards import Probe, events_of, observed
 
 

@@ -19,8 +19,9 @@ from stigmergy.agents.supervision import (
 )
 from stigmergy.base.errors import ConfigError, UnknownKind
 from stigmergy.shard.commit import GENESIS, Head
+from stigmergy.shard.homes import shard_of
 from stigmergy.shard.inputs import Accepted, Refused
-from stigmergy.shard.state import DECISION_BYTES_MAX, EnrolledSigner, Limits, ShardState, plan_agents, shard_of
+from stigmergy.shard.state import DECISION_BYTES_MAX, EnrolledSigner, Limits, ShardState, plan_agents
 
 
 class Rover(Agent):

@@ -31,7 +31,7 @@ from stigmergy.nats.journal import messages as nats_messages
 from stigmergy.nats.journal import snapshots as shelf
 from stigmergy.shard.commit import Group, Signature, head_of, seal, statement
 from stigmergy.shard.draft import Ready
-from stigmergy.shard.homes import Homes
+from stigmergy.shard.homes import Homes, shard_of
 from stigmergy.shard.inputs import (
     Ask,
     Delivery,
@@ -53,7 +53,7 @@ from stigmergy.shard.snapshot import (
     digest_of_state,
     encode_header,
 )
-from stigmergy.shard.state import ShardState, plan_agents, shard_of
+from stigmergy.shard.state import ShardState, plan_agents
 from stigmergy.testing.nats import start_single
 from tests.formats import golden, golden_columns
 

@@ -9,7 +9,7 @@ import pytest
 
 from proofs.workers import Siege, compare, trouble
 from proofs.workers_node import SHARDS
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 
 DEEDS = ("kill", "hold", "add")
 """At the end all of them are stopped anyhow, each handing over to those that are left."""

@@ -31,7 +31,7 @@ from stigmergy.shard.batches import (
     open_batch,
     pack_batch,
 )
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.sim.node import SimNode, World
 from tests.core.plain_table import PlainEngine, compiled
 

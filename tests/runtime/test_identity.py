@@ -26,8 +26,9 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import open_host
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit import genesis_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.shard.inputs import Delivery
-from stigmergy.shard.state import Limits, shard_of
+from stigmergy.shard.state import Limits
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

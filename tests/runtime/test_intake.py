@@ -6,7 +6,7 @@ from stigmergy.agents.agent import Agent, evolve
 from stigmergy.agents.codec import pack_envelope
 from stigmergy.agents.messages import Event, Message, within
 from stigmergy.node.declaration import Declaration
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

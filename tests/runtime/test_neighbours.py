@@ -17,8 +17,8 @@ from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.shares import Share, owned_by, process_of
 from stigmergy.network.tell_sender import PairOpening, PairPosition, PeerRefused, TellBatch, Welcome
 from stigmergy.node.host import Host
+from stigmergy.shard.homes import shard_of
 from stigmergy.shard.outbox import Pending
-from stigmergy.shard.state import shard_of
 from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.counting import Add, Counted, Hello, declare, envelope

@@ -14,8 +14,8 @@ from stigmergy.base.errors import StaleEpoch
 from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings, Snapshots
+from stigmergy.shard.homes import shard_of
 from stigmergy.shard.inputs import Accepted, Refused
-from stigmergy.shard.state import shard_of
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
 

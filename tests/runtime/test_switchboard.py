@@ -10,8 +10,7 @@ import pytest
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.control.protocol import VERSION, Reply, write_error, write_reply
 from stigmergy.control.router import ControlRouter, MergedEntries, added_status
-from stigmergy.shard.homes import Homes
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import Homes, shard_of
 
 SHARDS = 2
 Answer = Callable[[dict[str, Any]], list[bytes]]

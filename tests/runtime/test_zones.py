@@ -19,7 +19,7 @@ from stigmergy.audit.replay import JournalReplay
 from stigmergy.base.errors import JournalForeign, UnknownKind
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.sim.node import SimNode
 from tests.runtime.counting import Add, Counted, Counter, Land
 from tests.runtime.rig import play

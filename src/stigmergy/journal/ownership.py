@@ -32,7 +32,7 @@ class Shards:
 
     def take(self, shard: Shard) -> None:
         """From now on it is ours. Raises JournalForeign if its agents have come to live elsewhere."""
-        shard.homes.check_agents(shard.state)
+        shard.homes.check_agents(shard.state.shard, shard.state.addresses())
         self._owned[shard.state.shard] = shard
         self._owned = {number: self._owned[number] for number in sorted(self._owned)}
 

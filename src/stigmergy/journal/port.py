@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, JournalForeign
 from stigmergy.shard.commit import Group, Head, Sealed, Signature
-from stigmergy.shard.homes import Homes
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import Homes, shard_of
 
 
 class JournalIdentity(Struct, frozen=True):

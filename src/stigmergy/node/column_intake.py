@@ -7,13 +7,12 @@ envelopes: early batches wait within bounds, lost ones are declared.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import structs
 
 from stigmergy.agents.columns import NO_CHECK, Table
-from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import Malformed, Overloaded, UnknownKind
 from stigmergy.journal.ownership import Shards
 from stigmergy.node.column_roster import Place, Roster, ShardRoster
@@ -331,16 +330,3 @@ def durable_addresses(state: ShardState, kind: str) -> list[str]:
     """The addresses of the compiled agents of a kind that are on disk."""
     table = state.tables[kind]
     return [f"{kind}/{table.name(number)}" for number in range(state.enrolled.get(kind, 0))]
-
-
-def addresses_of(state: ShardState, concerned: Callable[[AgentPlan], object]) -> Iterator[str]:
-    """The addresses of all agents of kinds that this concerns, also of those that are not on disk yet: whether they
-    are to be made safe does not wait for it. Without those at rest, which another node may run."""
-    kinds = [kind for kind, plan in state.plans.items() if concerned(plan)]
-    for address in list(state.agents):
-        if address.partition("/")[0] in kinds and address not in state.at_rest:
-            yield address
-    for kind in kinds:
-        table = state.tables.get(kind)
-        if table is not None:
-            yield from (f"{kind}/{table.name(number)}" for number in range(len(table)))

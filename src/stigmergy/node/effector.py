@@ -30,11 +30,11 @@ from stigmergy.base.errors import ClaimLapsed, DeviceRefused
 from stigmergy.devices.actuators import RetryPolicy
 from stigmergy.devices.equipment import ActuatorFunction, Actuators
 from stigmergy.devices.staleness import safe_actions_of
-from stigmergy.node.column_intake import addresses_of
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import EffectSettled, EffectsSettled, Input, SafeActionOut
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.shard import Shard
+from stigmergy.shard.state import addresses_of
 
 Lane = tuple[str, str]
 """Sink and agent: what is in one lane is carried out in order. Slow work does not hold up an action."""

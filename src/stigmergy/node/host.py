@@ -30,7 +30,7 @@ from stigmergy.journal.port import Journal
 from stigmergy.journal.recovery import Recovered, Recovery, check_receivers
 from stigmergy.journal.signers import check_ends, check_own_key
 from stigmergy.node.column_actuators import BatchedActuators
-from stigmergy.node.column_intake import ColumnIntake, addresses_of, catch_up, durable_agent, follow, join_queued
+from stigmergy.node.column_intake import ColumnIntake, catch_up, durable_agent, follow, join_queued
 from stigmergy.node.committer import Committer, GroupInFlight
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.effector import Effector, Safety
@@ -45,7 +45,7 @@ from stigmergy.shard.draft import Stepped
 from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.shard import Shard
-from stigmergy.shard.state import ShardState
+from stigmergy.shard.state import ShardState, addresses_of
 
 log = logging.getLogger("stigmergy.host")
 DRAIN_LOOK_S = 0.002

@@ -8,12 +8,11 @@ the same text in every process and every version.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from stigmergy.agents.codec import printable
 from stigmergy.base.errors import DefinitionError, JournalForeign, UnknownKind
-from stigmergy.shard.state import ShardState, is_address, shard_of
 
 ShardKey = Callable[[str], str]
 """From an agent's address, such as "Drone/D-17", to the text whose hash is its shard, such as "harbour"."""
@@ -23,7 +22,23 @@ ADDRESSES_KNOWN_MAX = 1_000_000
 """So many answers are remembered; then they are computed anew."""
 AGENTS_CHECKED_MAX = 10_000
 """Of so many agents that a log has is checked whether they belong there."""
+_ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
+
+
+def is_address(text: str) -> bool:
+    """Whether somebody could live there."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def shard_of(text: str, shards: int) -> int:
+    """The shard of a text: its FNV-1a, the function that NATS partitions subjects by. `Homes` says which text it is."""
+    if shards == 1:
+        return 0
+    value = 2166136261
+    for byte in text.encode():
+        value = ((value ^ byte) * 16777619) & 0xFFFFFFFF
+    return value % shards
 
 
 class Homes:
@@ -56,17 +71,14 @@ class Homes:
         known = [shard for shard in map(self._known.get, addresses) if shard is not None]
         return known if len(known) == len(addresses) else [self.of(address) for address in addresses]
 
-    def check_agents(self, state: ShardState) -> None:
+    def check_agents(self, shard: int, addresses: Iterable[str]) -> None:
         """Refuses a log with agents whose shard has changed: a new function moves no agent."""
         if self._key is None or self.shards == 1:
             return
-        tables = (
-            f"{kind}/{table.name(number)}" for kind, table in state.tables.items() for number in range(len(table))
-        )
-        for address in islice(chain(state.agents, tables), AGENTS_CHECKED_MAX):
-            if (home := self.of(address)) != state.shard:
+        for address in islice(addresses, AGENTS_CHECKED_MAX):
+            if (home := self.of(address)) != shard:
                 raise JournalForeign(
-                    f"{address} lives in shard {state.shard}, and {self.key_name} puts it into shard {home} now; give "
+                    f"{address} lives in shard {shard}, and {self.key_name} puts it into shard {home} now; give "
                     "the function back as it was: what it said of an agent is for good"
                 )
 

@@ -5,8 +5,7 @@ Nothing here decides; it only applies decisions. So a replay of the commits ends
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -33,6 +32,7 @@ from stigmergy.agents.windows import Window
 from stigmergy.base.errors import ConfigError, DefinitionError, JournalCorrupt, UnknownKind
 from stigmergy.shard.commit import GENESIS, Head
 from stigmergy.shard.directory import Directory
+from stigmergy.shard.homes import is_address
 from stigmergy.shard.marks import Marks
 from stigmergy.shard.memory import Answers, DeadLetter, DeadLetters, Failures, Pasts
 from stigmergy.shard.outbox import Blocks, Outbox
@@ -44,7 +44,6 @@ COLUMNS_BYTES_BOUNDS = (256 * 1024, 8 * 1024 * 1024)
 """An action takes 16 bytes or more: so no commit has more of them than there are ids for, see blocks.BLOCK_INDEX."""
 DECISION_BYTES_MAX = 80 * 1024
 """Events and effects that one input may cause; it holds the largest message, passed on."""
-_ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,21 +86,6 @@ def plan_agents(classes: Iterable[type[Agent]]) -> dict[str, AgentPlan]:
             )
         plans[kind] = plan_agent(cls)
     return plans
-
-
-def is_address(text: str) -> bool:
-    """Whether somebody could live there."""
-    return _ADDRESS.fullmatch(text) is not None
-
-
-def shard_of(text: str, shards: int) -> int:
-    """The shard of a text: its FNV-1a, the function that NATS partitions subjects by. `Homes` says which text it is."""
-    if shards == 1:
-        return 0
-    value = 2166136261
-    for byte in text.encode():
-        value = ((value ^ byte) * 16777619) & 0xFFFFFFFF
-    return value % shards
 
 
 class ShardState:
@@ -203,6 +187,12 @@ class ShardState:
         """How many agents there are."""
         return len(self.agents) + sum(len(table) for table in self.tables.values())
 
+    def addresses(self) -> Iterator[str]:
+        """The addresses of all agents, also of those at rest."""
+        yield from self.agents
+        for kind, table in self.tables.items():
+            yield from (f"{kind}/{table.name(number)}" for number in range(len(table)))
+
     def letters_at(self, position: int) -> list[DeadLetter]:
         """The dead letters as the commit at this position left them, one of the last few."""
         return self._past_letters.at(position, self.letters.all)
@@ -277,6 +267,19 @@ class ShardState:
         new = event.names[directory.list_names(event.kind, event.names) :]
         if new:
             table.enroll(new)
+
+
+def addresses_of(state: ShardState, concerned: Callable[[AgentPlan], object]) -> Iterator[str]:
+    """The addresses of all agents of kinds that this concerns, also of those that are not on disk yet: whether they
+    are to be made safe does not wait for it. Without those at rest, which another node may run."""
+    kinds = [kind for kind, plan in state.plans.items() if concerned(plan)]
+    for address in list(state.agents):
+        if address.partition("/")[0] in kinds and address not in state.at_rest:
+            yield address
+    for kind in kinds:
+        table = state.tables.get(kind)
+        if table is not None:
+            yield from (f"{kind}/{table.name(number)}" for number in range(len(table)))
 
 
 def _check_first(event: AgentsEnrolled, known: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from stigmergy.bus.port import BusMessage
 from stigmergy.nats.bus.partition import Partition
 from stigmergy.nats.naming import bus_stream
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.testing.bus_rig import Marking, publish_surely, wait_until
 from stigmergy.testing.nats import NatsCluster
 from tests.adapters.nats_bus.opening import Buses, hear

@@ -13,7 +13,7 @@ from stigmergy.nats.address import parse_address
 from stigmergy.nats.bus.partition import Partition
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import parted_stream
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.adapters.nats_bus.opening import Buses, hear

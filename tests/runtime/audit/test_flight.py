@@ -32,7 +32,7 @@ from stigmergy.shard.commit import (
     seal,
     statement,
 )
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 
 SIGNER = Ed25519Signer(bytes(range(32)))
 STRANGER = Ed25519Signer(bytes(range(1, 33)))

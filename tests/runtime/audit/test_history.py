@@ -13,7 +13,7 @@ from stigmergy.journal.port import JournalIdentity, SnapshotPart, StoredCommit
 from stigmergy.journal.recovery import Recovery
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.host import open_host
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 
 SIGNER = Ed25519Signer(b"h" * 32)
 

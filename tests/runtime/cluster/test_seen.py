@@ -6,7 +6,7 @@ import pytest
 
 from stigmergy.base.errors import DataLost, JournalForeign, JournalFull
 from stigmergy.cluster.supervisor import SeenLogs
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from tests.runtime.cluster.town import SHARDS, Town, play
 
 

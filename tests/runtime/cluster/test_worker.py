@@ -19,7 +19,7 @@ from stigmergy.cluster.worker import UNHEARD
 from stigmergy.crdt.orset import ORSet
 from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.node.declaration import Declaration
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from tests.runtime.cluster.town import KEY, SHARDS, Added, Land, Meter, Person, Ring, Town, play
 
 SEEDS = (0, pytest.param(1, marks=pytest.mark.prove))

@@ -30,7 +30,7 @@ from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 from stigmergy.sim.loop import ACTOR, SimClock, SimEntropy
 from stigmergy.sim.run import Run
 from stigmergy.store.memory import MemoryStore, MemoryStoreServer

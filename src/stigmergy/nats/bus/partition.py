@@ -26,7 +26,7 @@ from stigmergy.nats.errors import STREAM_NAME_IN_USE, JetStreamRefused
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import bus_stream, parted_stream, parted_subject
 from stigmergy.nats.streams import StreamFound, ensure_stream, find_stream
-from stigmergy.shard.state import shard_of
+from stigmergy.shard.homes import shard_of
 
 CHANNELS = ("commands", "inputs")
 """What is for one agent, and so for one shard."""
