@@ -2,8 +2,9 @@
 
 import pytest
 
+from stigmergy.agents.agent import FACTS
 from stigmergy.agents.messages import Action, Event
-from stigmergy.agents.supervision import FACTS, FRAMEWORK_EVENTS, GO_ON, Supervise, WhenStale
+from stigmergy.agents.supervision import FRAMEWORK_EVENTS, GO_ON, Supervise, WhenStale
 from stigmergy.base.errors import DefinitionError
 
 

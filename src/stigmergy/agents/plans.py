@@ -17,7 +17,7 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct, structs
 
-from stigmergy.agents.agent import Agent, Handlers, has_mutable_fields, loads
+from stigmergy.agents.agent import FACTS, Agent, Handlers, has_mutable_fields, loads
 from stigmergy.agents.codec import canonical_bytes, encode, encode_state, explain_undecodable, state_decoder, tag_of
 from stigmergy.agents.columns import Engine
 from stigmergy.agents.confirmations import Done, Failed, woken_body, woken_tag
@@ -38,7 +38,7 @@ from stigmergy.agents.messages import (
 )
 from stigmergy.agents.ordered import CLAIM_EVENTS, Claim, OrderedField
 from stigmergy.agents.shared import SHARED_EVENTS, SharedField
-from stigmergy.agents.supervision import FACTS, FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
+from stigmergy.agents.supervision import FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
 from stigmergy.agents.windows import Shape, Window
 from stigmergy.base.errors import DefinitionError
 from stigmergy.crdt.value import SharedValue

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct
 
-from stigmergy.agents.effects import WindowClosed
 from stigmergy.agents.messages import Action, Event, Message, is_number
-from stigmergy.agents.ordered import CLAIM_EVENTS
-from stigmergy.agents.shared import SHARED_EVENTS, Merged
 from stigmergy.base.errors import DefinitionError
 
 NEVER = 2**31
@@ -184,9 +181,3 @@ FRAMEWORK_EVENTS: tuple[type[Message], ...] = (
     ColumnsDeclared,
     AgentsEnrolled,
 )
-
-FACTS: tuple[type[Message], ...] = (*FRAMEWORK_EVENTS, WindowClosed, *SHARED_EVENTS, *CLAIM_EVENTS)
-"""What the framework says itself: nobody else may, and it is kept and folded whatever an agent's handlers do."""
-
-FOLLOWED: tuple[type[Message], ...] = (Merged, *CLAIM_EVENTS)
-"""Facts that an agent may decide something about, once they are part of its state."""

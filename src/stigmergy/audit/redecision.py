@@ -13,14 +13,14 @@ from typing import Any
 
 import msgspec
 
-from stigmergy.agents.agent import Rejection
+from stigmergy.agents.agent import FACTS, Rejection
 from stigmergy.agents.codec import REASON_CHARS_MAX, describe, printable, tag_of
 from stigmergy.agents.effects import TIMERS
 from stigmergy.agents.messages import Command, Keeping, Message, spec_of
 from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.shared import SharedChanged
-from stigmergy.agents.supervision import FACTS, SHARD_ADDRESS, AgentResumed, AgentStopped, InputFailed
+from stigmergy.agents.supervision import SHARD_ADDRESS, AgentResumed, AgentStopped, InputFailed
 from stigmergy.audit.differences import (
     ABSENT,
     Compared,

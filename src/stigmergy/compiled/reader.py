@@ -10,7 +10,7 @@ import ast
 import enum
 from typing import Any
 
-from stigmergy.agents.agent import Agent, AgentMeta, Handlers
+from stigmergy.agents.agent import FACTS, Agent, AgentMeta, Handlers
 from stigmergy.agents.columns import (
     ACTION_HEAD_BYTES,
     FORMS_COUNT_MAX,
@@ -29,7 +29,6 @@ from stigmergy.agents.confirmations import Done, Failed
 from stigmergy.agents.effects import CancelWake, WakeMe, WakeMeAt, Woken
 from stigmergy.agents.messages import Command, Event, Keeping, Message, resolve_hints, spec_of
 from stigmergy.agents.plans import AgentPlan, Plan, plan_agent
-from stigmergy.agents.supervision import FACTS
 from stigmergy.agents.windows import Shape, Window, write_row
 from stigmergy.base.errors import DefinitionError
 from stigmergy.compiled.emitter import Emitter

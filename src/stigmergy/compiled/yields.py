@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stigmergy.agents.agent import Rejection
+from stigmergy.agents.agent import FACTS, Rejection
 from stigmergy.agents.codec import UNDECODABLE, encode
 from stigmergy.agents.columns import Constant, Halt, Slot, Template, TemplatePart, Text, text_of
 from stigmergy.agents.effects import CancelWake, Publish, Tell, WakeMe, WakeMeAt
@@ -30,7 +30,6 @@ from stigmergy.agents.messages import (
     own_fields,
     spec_of,
 )
-from stigmergy.agents.supervision import FACTS
 from stigmergy.base.errors import Bug
 from stigmergy.compiled import faults
 from stigmergy.compiled.faults import Make, NameOf, number_at

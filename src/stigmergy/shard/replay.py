@@ -12,12 +12,13 @@ from typing import Any, Union
 
 import msgspec
 
+from stigmergy.agents.agent import FACTS
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.columns import ColumnRun, Layout, check_actions, check_run, read_records
 from stigmergy.agents.effects import TIMERS
 from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.plans import AgentPlan, Plan
-from stigmergy.agents.supervision import FACTS, FRAMEWORK_EVENTS, SHARD_ADDRESS
+from stigmergy.agents.supervision import FRAMEWORK_EVENTS, SHARD_ADDRESS
 from stigmergy.base.errors import FoldMismatch, JournalCorrupt
 from stigmergy.shard.commit import Commit, EventRun
 from stigmergy.shard.memory import Remembered

@@ -17,9 +17,9 @@ import msgspec
 from blake3 import blake3
 from msgspec import Struct
 
+from stigmergy.agents.agent import carry_filled
 from stigmergy.agents.codec import UNDECODABLE, canonical_bytes, encode, without_empty_end
 from stigmergy.agents.columns import read_layout
-from stigmergy.agents.fields import carry_filled
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalForeign
 from stigmergy.shard.commit import HashAlgorithm, MarkMoved, SnapshotNote

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from stigmergy.agents.agent import Agent
+from stigmergy.agents.agent import FACTS, Agent
 from stigmergy.agents.codec import canonical_bytes, encode
 from stigmergy.agents.confirmations import Done, Failed, typed, woken_body
 from stigmergy.agents.display import shared_fields
@@ -38,7 +38,7 @@ from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.ordered import CLAIM_EVENTS, Claim
 from stigmergy.agents.plans import AgentPlan, Plan, confirmation, plan_agent
 from stigmergy.agents.shared import SharedChanged
-from stigmergy.agents.supervision import FACTS, InputFailed, SafeActionTaken
+from stigmergy.agents.supervision import InputFailed, SafeActionTaken
 from stigmergy.crdt.delta import Edit
 from stigmergy.crdt.flags import DisableWinsFlag, EnableWinsFlag
 from stigmergy.crdt.gcounter import GCounter
