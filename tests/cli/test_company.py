@@ -250,7 +250,7 @@ def test_what_is_asked_wrongly_is_said(asked: Asked) -> None:
     assert "takes an OBJECT and a REPLICA" in asked("shared", "retire", OBJECT, code=2)
     assert "takes nothing more" in asked("shared", "quarantine", "it", code=2)
     assert "there is no key 'ab'; stigmergy shared quarantine" in asked("shared", "lift", "ab", code=2)
-    assert "nobody is shut out" in asked("shared", "quarantine")
+    assert "nobody is quarantined" in asked("shared", "quarantine")
 
 
 def test_completion_knows_objects_replicas_and_resources(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:

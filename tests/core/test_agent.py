@@ -198,27 +198,27 @@ def test_a_name_that_every_agent_has(name: str) -> None:
 
 
 def test_a_message_of_the_wrong_kind() -> None:
-    with pytest.raises(DefinitionError, match=r"W\.start: Start is none of our messages; @evolve handles events"):
+    with pytest.raises(DefinitionError, match=r"W\.start: Start is not a message class; @evolve handles events"):
 
         class W(Agent):
             @evolve
             def start(self, command: Start) -> None: ...
 
-    with pytest.raises(DefinitionError, match=r"X\.land: Land is none of our messages; @decide handles commands and"):
+    with pytest.raises(DefinitionError, match=r"X\.land: Land is not a message class; @decide handles commands and"):
 
         class X(Agent):
             @decide
             def land(self, action: Land) -> Events:
                 return ()
 
-    with pytest.raises(DefinitionError, match=r"Y\.text: str is none of our messages; @react handles events"):
+    with pytest.raises(DefinitionError, match=r"Y\.text: str is not a message class; @react handles events"):
 
         class Y(Agent):
             @react
             def text(self, event: Started | str) -> Effects:
                 return ()
 
-    with pytest.raises(DefinitionError, match=r"Z\.listed: list\[.*\] is none of our messages|Z\.listed: list is none"):
+    with pytest.raises(DefinitionError, match=r"Z\.listed: list\[.*\] is not a message class|Z\.listed: list is not"):
 
         class Z(Agent):
             @react

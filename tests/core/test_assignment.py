@@ -48,7 +48,7 @@ def test_a_refusal_says_where_it_runs_or_what_to_do() -> None:
 
 def test_a_kind_that_the_fleet_does_not_have_is_no_matter_of_agents() -> None:
     some = Assignment(("Cart/c*",), KINDS)
-    said = r"^Crat/c01: this fleet has no agent kind 'Crat'; there are Cart, Dock: mend the address$"
+    said = r"^Crat/c01: this fleet has no agent kind 'Crat'; there are Cart, Dock: correct the address$"
     with pytest.raises(UnknownKind, match=said):
         some.check("Crat/c01")
     assert "add it to agents" not in some.refusal("Crat/c01")

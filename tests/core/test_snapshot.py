@@ -350,7 +350,7 @@ def test_an_upcaster_of_states_that_goes_wrong() -> None:
 
     for cls, text in (
         (Silent, "Rover was version 1 in the snapshot and is version 2 with another layout now; raise version="),
-        (Raises, "upcast_state from version 1 raises KeyError: 'metres'; mend it, or keep the whole log"),
+        (Raises, "upcast_state from version 1 raises KeyError: 'metres'; fix it, or keep the whole log"),
         (Returns, "upcast_state returns {'metres': 1}, not a"),
     ):
         with pytest.raises(FoldMismatch, match=re.escape(text)):

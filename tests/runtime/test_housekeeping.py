@@ -354,7 +354,7 @@ def test_a_state_that_cannot_be_written_costs_the_snapshot_and_not_the_node() ->
         (trouble,) = live.standing().troubles
         assert "no snapshot of shard 0: Odd/3: its state cannot be written" in trouble
         assert "field count holds what it is not declared for, a int" in trouble
-        assert "mend the @evolve handler of Odd" in trouble
+        assert "fix the @evolve handler of Odd" in trouble
         for number in range(12):
             await live.observe("Odd/3", Counted(number=4 + number))
         await asyncio.sleep(1.0)

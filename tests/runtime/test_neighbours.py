@@ -358,12 +358,12 @@ class TestManners:
     @pytest.mark.parametrize(
         ("hello", "why"),
         [
-            (frames.Hello(1, "others", SHARDS, 1, 2), "no neighbour"),
-            (frames.Hello(1, "counters", 5, 1, 2), "no neighbour"),
-            (frames.Hello(1, "counters", SHARDS, 1, 3), "no neighbour"),
-            (frames.Hello(1, "counters", SHARDS, 2, 2), "no neighbour"),
-            (frames.Hello(2, "counters", SHARDS, 1, 2), "no neighbour"),
-            (Welcome(), "says hello first"),
+            (frames.Hello(1, "others", SHARDS, 1, 2), "not a peer"),
+            (frames.Hello(1, "counters", 5, 1, 2), "not a peer"),
+            (frames.Hello(1, "counters", SHARDS, 1, 3), "not a peer"),
+            (frames.Hello(1, "counters", SHARDS, 2, 2), "not a peer"),
+            (frames.Hello(2, "counters", SHARDS, 1, 2), "not a peer"),
+            (Welcome(), "must say hello first"),
         ],
     )
     def test_stranger_is_sent_away(self, hello: frames.PeerFrame, why: str) -> None:
@@ -386,7 +386,7 @@ class TestManners:
             (PairOpening(9, 2, 0), "nothing to tell"),
             (TellBatch(0, 2, 1, 0, [("Counter/a", b"")]), "count from 1"),
             (TellBatch(0, 2, 1, 1, []), "has items"),
-            (PairPosition(0, 2, 0), "says no PairPosition"),
+            (PairPosition(0, 2, 0), "must not say PairPosition"),
             (b"\xff", "does not decode"),
         ],
     )

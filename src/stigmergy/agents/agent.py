@@ -403,7 +403,7 @@ def _check_handled(message: Any, role: str, where: str) -> None:
     if not (isinstance(message, type) and issubclass(message, wanted)):
         shown = getattr(message, "__name__", str(message))
         handled = "commands and events: subclass Command or Event" if role == "decide" else "events: subclass Event"
-        raise DefinitionError(f"{where}: {shown} is none of our messages; @{role} handles {handled}")
+        raise DefinitionError(f"{where}: {shown} is not a message class; @{role} handles {handled}")
     if message in (Done, Failed):
         every = "ActionDone" if message is Done else "ActionFailed"
         raise DefinitionError(

@@ -78,7 +78,7 @@ class Assignment:
         kind = address.partition("/")[0]
         if not where and self._kinds is not None and kind not in self._kinds:
             what = f"{address[:200]}: this fleet has no agent kind {kind[:200]!r}"
-            return f"{what}; there are {', '.join(self._kinds)}: mend the address", False
+            return f"{what}; there are {', '.join(self._kinds)}: correct the address", False
         remedy = f"{where}: send it there" if where else "no node says that it does: add it to agents of one"
         return f"{address[:200]} does not run on this node, which runs {shown(self.agents)}; {remedy}", True
 

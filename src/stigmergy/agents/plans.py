@@ -99,7 +99,7 @@ def _fitting(cls: type[Agent], name: str, classes: Classes, value: Any) -> Any:
     declared = " | ".join("None" if wanted is type(None) else wanted.__name__ for wanted in classes)
     raise TypeError(
         f"{cls.__qualname__}.{name} is declared as {declared} and was given a {type(value).__name__}; "
-        "mend the @evolve handler that assigns it, or declare the field so"
+        "fix the @evolve handler that assigns it, or declare the field so"
     )
 
 

@@ -185,7 +185,7 @@ class HubCollector:
                         waits = False
                     elif not waits:
                         waits = True
-                        self._tell("waits", "another one hands out; this one does when that is gone")
+                        self._tell("waits", "another one distributes; this one takes over when that is gone")
                 except (StoreUnavailable, StoreUnknown) as error:
                     self._tell("local-only", str(error))
                 await asyncio.sleep(RENEW_S)

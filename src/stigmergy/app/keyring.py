@@ -157,8 +157,8 @@ def check_not_gone(key: Path, url: str) -> None:
             also = "".join(f", and remove {path}" for path in left_beside(url))
             raise JournalCorrupt(
                 f"{journal_path(url)}: the journal is gone that the key {key} has signed here (fleet {signed.fleet!r}, "
-                f"incarnation {signed.incarnation}); restore the journal from a copy, or, to begin anew, take its line "
-                f"out of {signed_path(key)}{also}"
+                f"incarnation {signed.incarnation}); restore the journal from a copy, or, to start empty, take its "
+                f"line out of {signed_path(key)}{also}"
             )
 
 

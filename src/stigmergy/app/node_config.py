@@ -56,8 +56,7 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         )
     if uplink_to is not None and uplink is None:
         raise ConfigError(
-            "uplink_to says where the uplink goes, and there is none; say what goes up, for example uplink = { only = "
-            '["Alert"] }'
+            'uplink_to is set without an uplink; say what goes up, for example uplink = { only = ["Alert"] }'
         )
     return NodeConfig(
         bus,

@@ -196,7 +196,7 @@ class RetentionHolds:
         """Sets a hold; durable on return."""
         self._check_readable()
         if not reason.strip() or not by.strip():
-            raise ConfigError("a hold needs a reason and who sets it, for whoever finds it in a year")
+            raise ConfigError("a hold needs a reason and who sets it, for those who find it in a year")
         if agent and not all(agent.partition("/")):
             raise ConfigError(f"{agent!r} is no agent; write it like Drone/D-17, or leave it out to hold everything")
         number = max((hold.number for hold in self._holds), default=0) + 1

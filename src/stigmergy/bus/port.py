@@ -165,7 +165,7 @@ def check_pattern(pattern: str) -> None:
         if ("+" in level or "#" in level) and len(level) > 1:
             raise Malformed(f"pattern {pattern!r}: + and # stand for whole levels; write a/+/c or a/#")
         if level == "#" and number < len(levels):
-            raise Malformed(f"pattern {pattern!r}: # stands for all that follows and must be the last level")
+            raise Malformed(f"pattern {pattern!r}: # matches all that follows and must be the last level")
 
 
 def check_client_id(client_id: str) -> None:

@@ -347,7 +347,7 @@ def overlaps(me: Member, members: Sequence[Member]) -> list[str]:
         if me.everything and member.everything:
             found.append(
                 f"node {member.node!r} runs every agent of this fleet, and so does this one: both carry out every "
-                'command; say in each one\'s configuration whom it runs, for example agents = ["Drone/D-17"]'
+                'command; name in each one\'s configuration its agents, for example agents = ["Drone/D-17"]'
             )
         elif here := ours.shared_with(theirs):
             there = theirs.shared_with(ours)

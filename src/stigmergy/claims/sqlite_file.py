@@ -115,7 +115,7 @@ def _make_if_missing(path: str, name: str) -> None:
         if found is not None and found.position > 0:
             raise LedgerCorrupt(
                 f"{path}: the file is gone or empty, but its -mark says that there were entries; {RESTORE}, or remove "
-                "the mark to begin anew"
+                "the mark to start empty"
             )
         fresh = path + ".new"
         for leftover in (fresh, fresh + "-journal"):

@@ -53,7 +53,7 @@ URLS, NOTES = "urls.txt", "cluster.json"
 PURPOSES = {
     FLEET: "workers, and the command line: --nats URL",
     GATEWAY: "gateways: --hub USER:PASSWORD@HOST:PORT, for each",
-    SYSTEM: "whoever looks after the servers: cluster replace --system URL",
+    SYSTEM: "the administrator of the servers: cluster replace --system URL",
     DEVICE: "devices that speak MQTT",
 }
 EXAMPLES = """examples:
@@ -475,7 +475,7 @@ def _check_lost(lost: str, standing: ClusterStatus) -> None:
         if not held:
             raise ConfigError(f"no server is called {lost!r}; there are {', '.join(names)}")
     if any(server.name == lost and server.is_up for server in seen.servers):
-        raise ConfigError(f"{lost} is up; a server that runs is not lost. End it for good first, if it is to go")
+        raise ConfigError(f"{lost} is up; a server that runs is not lost. Stop it permanently first to replace it")
 
 
 def _urls(arguments: argparse.Namespace) -> tuple[NatsAddress, NatsAddress | None]:

@@ -86,7 +86,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     try:
         config = config_of(arguments)
     except ConfigError as error:
-        yield ill("config", str(error), "mend it; see docs/configuration.md")
+        yield ill("config", str(error), "fix it; see docs/configuration.md")
         config = Config()
     settings = config.settings or Settings()
     try:

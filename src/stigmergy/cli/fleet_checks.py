@@ -75,7 +75,7 @@ def check_needs(place: FleetConfig, spec: str, folder: Path) -> Iterator[Finding
     try:
         needs = needs_of(load_fleet(spec, folder), place.agents)
     except StigmergyError as error:
-        yield ill("needs.fleet", str(error), "mend the module: the fleet does not start")
+        yield ill("needs.fleet", str(error), "fix the module: the fleet does not start")
         return
     where = "under [fleet] in stigmergy.toml"
     if needs.why_ledger and place.ledger is None:
@@ -101,10 +101,10 @@ def check_mesh(url: str, *, runs: bool) -> Iterator[Finding]:
     try:
         options = read_mesh_url(url)
     except StigmergyError as error:
-        yield ill("mesh.configured", str(error), "mend mesh under [fleet] in stigmergy.toml; see docs/membership.md")
+        yield ill("mesh.configured", str(error), "fix mesh under [fleet] in stigmergy.toml; see docs/membership.md")
         return
     if not options.key:
-        what = "datagrams are not sealed: whoever can send to this port can say which node it is"
+        what = "datagrams are not sealed: any sender to this port can pretend to be any node"
         yield worry("mesh.sealed", what, "give all nodes one key: …&key_file=mesh.secret; changes are signed anyhow")
     yield check_binding(options.host, options.port, runs=runs)
     yield from check_hosts([host for _, host, _ in options.peers])
@@ -151,7 +151,7 @@ def check_hosts(hosts: Sequence[str]) -> Iterator[Finding]:
     if lost:
         more = len(lost) - HOSTS_SHOWN_MAX
         what = f"no address for {', '.join(lost[:HOSTS_SHOWN_MAX])}" + (f" and {more} more" if more > 0 else "")
-        remedy = "mend the names, or the name service; until then those peers are not reached, and asked for again"
+        remedy = "fix the names, or the name service; until then those peers are not reached, and are looked up again"
         yield ill("mesh.peers", what, remedy, lost=lost)
         return
     yield well("mesh.peers", f"{counted(len(names), 'host')} of peers, all with an address", hosts=len(names))
@@ -169,7 +169,7 @@ def check_peers(peers: Sequence[str]) -> Iterator[Finding]:
         try:
             names.append(fingerprint(read_key(text)))
         except StigmergyError as error:
-            yield ill("peers.keys", str(error), "mend peers under [fleet] in stigmergy.toml: the node does not start")
+            yield ill("peers.keys", str(error), "fix peers under [fleet] in stigmergy.toml: the node does not start")
     if len(names) == len(peers):
         yield well("peers.keys", f"{counted(len(names), 'key')} of peers can be read", fingerprints=names)
 
@@ -364,7 +364,7 @@ def _missing(url: str, path: Path, key: Path | None) -> Finding:
         return ill("journal.opens", str(error), "restore a copy; stigmergy restore, if the node has made some")
     if left := left_beside(url):
         what = f"{path} is not there, but {left[0]} is"
-        return worry("journal.opens", what, "restore a copy; to begin anew, remove that file")
+        return worry("journal.opens", what, "restore a copy; to start empty, remove that file")
     return well("journal.opens", f"{path} is not there yet; the first start makes it")
 
 
@@ -375,7 +375,7 @@ def _elsewhere(url: str, wall_ns: int) -> tuple[list[Finding], Signers | None]:
     except LinkDown as error:
         return [ill("journal.opens", str(error), "start the servers, or name the right ones")], None
     except ConfigError as error:
-        return [worry("journal.opens", str(error), "mend the URL, or start the node once")], None
+        return [worry("journal.opens", str(error), "fix the URL, or start the node once")], None
     found: list[Finding] = []
     signers: Signers | None = None
     for part in parts:
@@ -498,7 +498,9 @@ def _holds(url: str) -> Iterator[Finding]:
     if holds is None:
         return
     if holds.trouble:
-        yield ill("journal.holds", holds.trouble, "put a copy of the record back, or move it away and set holds anew")
+        yield ill(
+            "journal.holds", holds.trouble, "put a copy of the record back, or move it away and set the holds again"
+        )
         return
     if count := sum(1 for hold in holds.all() if hold.is_open):
         what = f"{counted(count, 'hold')} open: what is held is never dropped"
@@ -568,7 +570,7 @@ def check_clusters(urls: Sequence[str | None]) -> Iterator[Finding]:
             seen.append(address.servers)
             findings = check(look_once(address, ""))
         except StigmergyError as error:
-            yield ill("cluster.servers", str(error), "start the servers, or mend the URL in stigmergy.toml")
+            yield ill("cluster.servers", str(error), "start the servers, or fix the URL in stigmergy.toml")
             continue
         for one in findings:
             yield Finding(f"cluster.{one.check}", one.level, one.what, one.remedy, {"at": address.shown})
@@ -600,11 +602,11 @@ def check_reachable(host: str, port: int) -> Finding:
         with socket.create_connection((host, port), timeout=CONNECT_S_MAX):
             took_s = time.monotonic() - began_s
     except socket.gaierror:
-        return ill("bus.reachable", f"{host} has no address here", "mend the name, or the name service", at=where)
+        return ill("bus.reachable", f"{host} has no address here", "fix the name, or the name service", at=where)
     except TimeoutError:
         remedy = "look at firewalls and routes; agents go on without it, and what they publish waits"
         return ill("bus.reachable", f"{where} does not answer within {CONNECT_S_MAX:.0f} s", remedy, at=where)
     except OSError as error:
-        remedy = "start the broker there, or mend the address; agents go on without it, and what they publish waits"
+        remedy = "start the broker there, or fix the address; agents go on without it, and their publications wait"
         return ill("bus.reachable", f"{where}: {error.strerror or error}", remedy, at=where)
     return well("bus.reachable", f"{where} answers, in {took_s * 1e3:.0f} ms", at=where, seconds=round(took_s, 4))

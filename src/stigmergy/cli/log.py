@@ -65,7 +65,7 @@ def verify_flights(files: list[Path], trusted: PublicKey | None, output: Output)
     if len(files) > 1:
         output.document({"files": len(files), "sound": sound and not seams, "seams": seams})
     if not (sound and not seams):
-        output.note("this is not what was exported; get it once more, and keep this one for whoever looks into it")
+        output.note("this is not what was exported; get it once more, and keep this one for an investigation")
         return exits.REFUSED
     return exits.OK
 
@@ -160,7 +160,7 @@ def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
     parser = kinds.add_parser("set", parents=[common], help="hold the log of an agent, or all of it")
     parser.add_argument("agent", metavar="KIND/NAME", nargs="?", default="", help="the log of its shard; else all")
     parser.add_argument("--since", metavar="TIME", help="from this time on, such as 2026-11-15T08:00:00Z; else all")
-    _add_reason(parser, "why it is held, for whoever finds it in a year")
+    _add_reason(parser, "why it is held, for those who find it in a year")
     parser.set_defaults(run=set_hold)
     parser = kinds.add_parser("clear", parents=[common], help="clear it; the record keeps who and why")
     parser.add_argument("hold", metavar="NUMBER", type=int, help="which; see list")
@@ -426,7 +426,7 @@ def _show_verified(found: dict[str, Any], output: Output) -> None:
         where = f"shard {problem['shard']}, position {problem['position']}: " if problem["position"] else ""
         output.line(("wrong", BAD), f"  {where}{problem['what']}")
     if not found["sound"]:
-        output.note("the log is not what was written; restore a copy, and keep this one for whoever looks into it")
+        output.note("the log is not what was written; restore a copy, and keep this one for an investigation")
 
 
 def _head(head: dict[str, Any]) -> str:

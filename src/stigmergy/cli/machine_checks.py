@@ -147,7 +147,7 @@ def check_writing(folder: Path, write_within_s: float) -> Iterator[Finding]:
     try:
         taken_s = measure_syncs(path)
     except OSError as error:
-        remedy = "give this user the right to" if error.errno in NO_RIGHT else "mend that first; nothing can run here"
+        remedy = "give this user the right to" if error.errno in NO_RIGHT else "fix that first; nothing can run here"
         yield ill("disk.writable", f"{folder} cannot be written: {error.strerror}", remedy)
         return
     yield well("disk.writable", f"{folder} can be written")

@@ -19,9 +19,9 @@ KEY_DIGITS = 16
 SHARED_EXAMPLES = """examples:
   stigmergy shared                                    the objects that this node holds, and who has them too
   stigmergy shared show Crossing.vehicles/town        one of them, with its replicas
-  stigmergy shared quarantine                         from whom nothing more is taken, and why
+  stigmergy shared quarantine                         the quarantined keys and replicas, and why
   stigmergy shared lift 3fa9                          take from that key again; the first digits will do
-  stigmergy shared retire Crossing.vehicles/town 7c01    a replica that never comes back is named no more
+  stigmergy shared retire Crossing.vehicles/town 7c01    retire a replica that never comes back
 """
 CLAIMS_EXAMPLES = """examples:
   stigmergy claims              who holds what by the ledger, who waits, and what this node believes
@@ -175,7 +175,7 @@ def _list_quarantine(listing: Listing, output: Output) -> int:
     ]
     output.table(("KEY", *_part_heading(found), "NODE", "OBJECT", "SINCE", "WHY") if rows else (), rows)
     if listing.is_empty:
-        output.note("nobody is shut out: nobody has been caught in a lie since this node started")
+        output.note("nobody is quarantined: this node has seen no proof of a lie since its start")
     return listing.end(output)
 
 

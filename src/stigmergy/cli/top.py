@@ -28,7 +28,7 @@ LIVE_ANSWER_S_MAX = 2.0
 """On a screen nobody waits longer for a node: keys are heard between two looks."""
 ONCE_LINES = 40
 EXAMPLES = """examples:
-  stigmergy top                  a screen, written anew each second; q leaves it
+  stigmergy top                  a screen, refreshed each second; q leaves it
   stigmergy top --once           one frame, for scripts; also where stdout is no terminal
   stigmergy top --json           one line each second, until it is interrupted
   stigmergy top --nats nats://hub:4222 --fleet drone:fleet    a fleet on several workers

@@ -247,7 +247,7 @@ class _Cluster:
                 raise NotRunning(f"server {failed[0].name}: {failed[0].error}; its log is in {self._folder.path}")
             if time.monotonic() > deadline_s:
                 raise NotRunning(
-                    f"the servers do not find together in {READY_S_MAX:g} s; see their logs in {self._folder.path}"
+                    f"the servers do not form a cluster within {READY_S_MAX:g} s; see their logs in {self._folder.path}"
                 )
             await asyncio.sleep(LOOK_S)
         await self._admit_gateways()
@@ -340,7 +340,7 @@ class _Cluster:
                 shard = int(said["shard"])
                 self._owns({one: name for one, name in self._owners.items() if (one, name) != (shard, child.name)})
             case "fenced":
-                self._note(f"{child.name}: {said.get('reason', '')}; its shards go to others, it joins anew", WARN)
+                self._note(f"{child.name}: {said.get('reason', '')}; its shards go to others, it joins again", WARN)
                 self._owns({one: name for one, name in self._owners.items() if name != child.name})
             case "unfit":
                 self._note(f"{child.name} cannot have shard {said.get('shard')}: {said.get('reason', '')}", BAD)

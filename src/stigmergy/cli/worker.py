@@ -167,7 +167,7 @@ def _waits(output: Output, fields: dict[str, Any]) -> None:
 
 
 def _fenced(output: Output, fields: dict[str, Any]) -> None:
-    output.note(f"{fields['reason']}: all shards are others' now; joining anew", WARN)
+    output.note(f"{fields['reason']}: others have taken all shards; joining again", WARN)
 
 
 def _leaving(output: Output, fields: dict[str, Any]) -> None:

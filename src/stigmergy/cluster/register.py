@@ -114,13 +114,13 @@ def check_shape(known: FleetShape, ours: FleetShape) -> None:
     if known.shards != ours.shards:
         raise ConfigError(
             f"the fleet {ours.fleet!r} runs with {known.shards} shards, and this module declares {ours.shards}; the "
-            f"number is for good: declare Fleet(…, shards={known.shards})"
+            f"number is fixed: declare Fleet(…, shards={known.shards})"
         )
     if known.shard_by != ours.shard_by:
         names = [f"shard_by={name}" if name else "no shard_by" for name in (known.shard_by, ours.shard_by)]
         raise ConfigError(
             f"the fleet {ours.fleet!r} runs with {names[0]}, and this module declares {names[1]}; where agents live is "
-            "for good: declare it as it was"
+            "fixed: declare it as it was"
         )
 
 

@@ -270,7 +270,7 @@ def _told(store: ProgramCache, seconds: float) -> str:
         return f"compiled in {seconds:.1f} s, kept in {store.folder}"
     return (
         f"compiled in {seconds:.1f} s, but it could not be kept in {store.folder} ({store.trouble}), so that each "
-        f"start compiles anew; compile ahead with `stigmergy compile --to DIR` and set {CACHE_VARIABLE}=DIR"
+        f"start compiles again; compile ahead with `stigmergy compile --to DIR` and set {CACHE_VARIABLE}=DIR"
     )
 
 

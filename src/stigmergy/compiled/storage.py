@@ -338,8 +338,8 @@ class RowCodec:
                     made.append(self.record_of(record.agent, message))
             except (*UNDECODABLE, Malformed) as error:
                 raise FoldMismatch(
-                    f"{record.tag} in the log of {self._layout.kind} is none of today's ({error}); write an upcaster "
-                    "for it, or use the version that wrote the log"
+                    f"{record.tag} in the log of {self._layout.kind} is not one of today's ({error}); write an "
+                    "upcaster for it, or use the version that wrote the log"
                 ) from None
         return b"".join(made)
 
@@ -363,7 +363,7 @@ class RowCodec:
             except Exception as error:
                 raise FoldMismatch(
                     f"{cls.__qualname__}.upcast_state from version {version} raises {type(error).__name__}: {error}; "
-                    "mend it, or keep the whole log so that it can be replayed"
+                    "fix it, or keep the whole log so that it can be replayed"
                 ) from error
         if carried is None:
             raise FoldMismatch(

@@ -412,7 +412,7 @@ class CompiledTable:
         if halt in _SAID:
             raise FoldMismatch(
                 f"{self._layout.kind}: today's code cannot fold event {taken} of a run "
-                f"({self._explain(data, taken)}); mend the @evolve handler, or use the version that wrote the log"
+                f"({self._explain(data, taken)}); fix the @evolve handler, or use the version that wrote the log"
             )
         if halt == Halt.UNKNOWN_AGENT:
             raise FoldMismatch(

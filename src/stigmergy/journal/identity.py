@@ -86,7 +86,7 @@ def check_identity(found: JournalIdentity, wanted: JournalIdentity, path: str) -
         raise JournalForeign(f"{path}: belongs to fleet {found.fleet!r}, not to {wanted.fleet!r}; name the right file")
     if found.shards != wanted.shards:
         raise JournalForeign(
-            f"{path}: made for {found.shards} shards, not for {wanted.shards}; the number of shards is fixed for good"
+            f"{path}: made for {found.shards} shards, not for {wanted.shards}; the number of shards is fixed"
         )
     check_shard_by(found.shard_by, wanted.shard_by, path)
     if found.part != wanted.part:

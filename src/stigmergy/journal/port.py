@@ -64,7 +64,7 @@ def check_shard_by(made_with: str, wanted: str, whose: str) -> None:
         was, now = made_with or "the hash of their address", wanted or "the hash of their address"
         how = f"declare Fleet(…, shard_by={made_with}) again" if made_with else "declare the fleet without shard_by"
         raise JournalForeign(
-            f"{whose}: {was} says where its agents live, and now {now} would; that is fixed for good: {how}, or begin "
+            f"{whose}: {was} says where its agents live, and now {now} would; that is fixed: {how}, or begin "
             "another journal"
         )
 

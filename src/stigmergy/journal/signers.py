@@ -194,7 +194,7 @@ def check_ends(ends: Sequence[Sequence[bytes]], key: Key, trusted: Sequence[byte
         if not any(one in trusted for one in keys):
             raise WrongKey(
                 f"the log ends with a signature by {key_name(keys[0])}, not by our key {key_name(key[1])}; "
-                "whoever holds that one may have written all of it: start with it, or trust it with --trust"
+                "the holder of that key may have written all of it: start with it, or trust it with --trust"
             )
         ours = False
     return ours

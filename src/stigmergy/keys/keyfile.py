@@ -252,15 +252,13 @@ def read_signed(key: Path) -> list[SignedJournal]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!a}: {_reason(error)}; mend that, and start again") from None
+        raise ConfigError(f"cannot read {str(path)!a}: {_reason(error)}; fix that, and start again") from None
     if lines[:1] != [_SIGNED_FIRST]:
         raise ConfigError(f"{str(path)!a} is no list of signed journals, or is damaged; restore it, or move it away")
     try:
         return [_signed.decode(line) for line in lines[1:] if line]
     except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"{str(path)!a} has a line that is damaged ({error}); restore it, or mend that line"
-        ) from None
+        raise ConfigError(f"{str(path)!a} has a line that is damaged ({error}); restore it, or fix that line") from None
 
 
 def add_signed(key: Path, journal: SignedJournal) -> None:
@@ -317,9 +315,7 @@ def _read(path: Path, *, secret: bool) -> bytes:
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        raise ConfigError(
-            f"cannot read key file {str(path)!a}: {_reason(error)}; mend the path or make a key"
-        ) from None
+        raise ConfigError(f"cannot read key file {str(path)!a}: {_reason(error)}; fix the path or make a key") from None
     raise ConfigError(f"{str(path)!a} is over {KEY_FILE_BYTES_MAX} bytes and no key file; give the path of one")
 
 
@@ -351,7 +347,7 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
     except FileExistsError:
         raise ConfigError(f"{str(path)!a} exists; a key file is never replaced: choose another name") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot write key file {str(path)!a}: {_reason(error)}; mend the cause, try again") from None
+        raise ConfigError(f"cannot write key file {str(path)!a}: {_reason(error)}; fix the cause, try again") from None
 
 
 def _sync_folder_of(path: Path) -> None:

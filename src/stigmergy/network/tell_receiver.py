@@ -92,13 +92,13 @@ class TellReceiver:
         except TimeoutError:
             raise Malformed(f"nothing was said for {HELLO_S_MAX:g} s; say hello first") from None
         if not isinstance(hello, Hello):
-            raise Malformed("a neighbour says hello first; run the same version in all processes")
+            raise Malformed("a peer must say hello first; run the same version in all processes")
         mine = self._hello()
         theirs = (hello.format, hello.fleet, hello.shards, hello.processes)
         if theirs != (mine.format, mine.fleet, mine.shards, mine.processes) or hello.process not in self._share.others:
             raise Malformed(
                 f"process {hello.process} of {hello.processes} of the fleet {printable(hello.fleet, 64)!r} with "
-                f"{hello.shards} shards is no neighbour of process {mine.process} of {mine.processes} of "
+                f"{hello.shards} shards is not a peer of process {mine.process} of {mine.processes} of "
                 f"{mine.fleet!r} with {mine.shards}; start all with the same command"
             )
         self._from = hello.process
@@ -117,7 +117,7 @@ class TellReceiver:
                 self._check_pair(frame.source, frame.target)
                 self._put(frame)
             case _:
-                raise Malformed(f"a neighbour that sends says no {type(frame).__name__}; run the same version in all")
+                raise Malformed(f"a sending peer must not say {type(frame).__name__}; run the same version in all")
 
     def _check_pair(self, source: int, target: int) -> None:
         shards = self._share.shards
@@ -140,7 +140,7 @@ class TellReceiver:
 
     def _put(self, batch: TellBatch) -> None:
         if self._waiting >= TELL_BATCHES_WAITING_MAX:
-            raise Malformed(f"{self._waiting} parcels wait already; a neighbour keeps to its window")
+            raise Malformed(f"{self._waiting} parcels wait already; a peer must keep to its window")
         if not batch.items or batch.sequence < 1:
             raise Malformed("a parcel has items, and sequences count from 1")
         self._waiting += 1

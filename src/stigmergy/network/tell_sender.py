@@ -108,7 +108,7 @@ def read_frame(data: bytes) -> PeerFrame:
     try:
         return _decoder.decode(data)
     except UNDECODABLE as error:
-        raise Malformed(f"a neighbour sent what does not decode ({error}); run the same version in all") from None
+        raise Malformed(f"a peer sent a frame that does not decode ({error}); run the same version in all") from None
 
 
 TELL_BATCH_ITEMS_MAX = 1_000
@@ -381,7 +381,7 @@ class TellSender:
             case PeerRefused():
                 raise Malformed(frame.why)
             case _:
-                raise Malformed(f"a neighbour that takes says no {type(frame).__name__}; run the same version in all")
+                raise Malformed(f"a receiving peer must not say {type(frame).__name__}; run the same version in all")
 
     def _reached(self, pair: Pair, consumed: int) -> None:
         lane = self._known(pair)

@@ -234,7 +234,7 @@ class BatchedActuators:
         """What people should know: that actions were given up, and why the last of them."""
         failed = self.counters.batched_failed
         return (
-            [f"{failed} actions of batched hands were given up, the last because of {self.trouble}"] if failed else []
+            [f"{failed} actions of batch actuators were given up, the last because of {self.trouble}"] if failed else []
         )
 
     def release(self, shard: int, blocks: Sequence[Block]) -> None:

@@ -103,13 +103,13 @@ class ColumnDispatcher:
         if delivery.layout != table.layout_digest:
             raise StaleMapping(
                 f"records of {delivery.kind} in layout {delivery.layout.hex()}, and here it is "
-                f"{table.layout_digest.hex()}: ask for the roster anew and make the records with it"
+                f"{table.layout_digest.hex()}: request the roster again and make the records with it"
             )
         known_then = table.check_of(delivery.generation)
         if known_then is None or known_then[1] != delivery.check:
             raise StaleMapping(
                 f"records of {delivery.kind} for generation {delivery.generation} of another roster: "
-                "ask for the roster anew; taken, they would change other agents"
+                "request the roster again; taken, they would change other agents"
             )
         if len(delivery.records) != delivery.count * table.layout.record_bytes:
             raise Malformed(

@@ -79,7 +79,7 @@ class Homes:
             if (home := self.of(address)) != shard:
                 raise JournalForeign(
                     f"{address} lives in shard {shard}, and {self.key_name} puts it into shard {home} now; give "
-                    "the function back as it was: what it said of an agent is for good"
+                    "the function back as it was: an agent's shard is fixed"
                 )
 
     def _text_of(self, address: str) -> str:

@@ -151,8 +151,8 @@ def _bytes_of(state: ShardState, address: str, agent: Any) -> bytes:
     except Exception as error:
         raise DefinitionError(
             f"{address}: its state cannot be written and read back{_culprit(plan, agent)} "
-            f"({type(error).__name__}: {error}); mend the @evolve handler of {plan.cls.__qualname__} that assigns it "
-            "and start again: the log is kept whole, and a replay makes the state anew"
+            f"({type(error).__name__}: {error}); fix the @evolve handler of {plan.cls.__qualname__} that assigns it "
+            "and start again: the log is kept whole, and a replay rebuilds the state"
         ) from None
 
 
@@ -420,7 +420,7 @@ def _carry_over(plan: AgentPlan, old: KindVersion, address: str, body: bytes) ->
         except Exception as error:
             raise FoldMismatch(
                 f"{plan.cls.__qualname__}.upcast_state from version {old.version} raises "
-                f"{type(error).__name__}: {error}; mend it, or keep the whole log so that it can be replayed"
+                f"{type(error).__name__}: {error}; fix it, or keep the whole log so that it can be replayed"
             ) from error
     if carried is None:
         raise _other_layout(plan, old.version)

@@ -64,7 +64,7 @@ def check_replication(fleet: SimFleet) -> list[str]:
         diverged = [one for one in shared.diverged if one not in lies]
         found += [f"replicas_converge: {name} says that {one} has diverged" for one in diverged]
         shut_out = [key for key in shared.quarantined if key not in liars]
-        found += [f"only_liars_are_shut_out: {name} has shut out {key[:16]}…, which never lied" for key in shut_out]
+        found += [f"only_liars_are_shut_out: {name} has quarantined {key[:16]}…, which never lied" for key in shut_out]
     return found
 
 

@@ -104,7 +104,7 @@ def test_a_refusal_ends_the_ring_with_a_trouble_and_the_node_goes_on() -> None:
         assert producer.durable() == 1
         (trouble,) = live.standing().troubles
         assert trouble.startswith("ring telemetry.ring: nothing more is taken from it, because message 2 was refused: ")
-        assert "ask for the roster anew" in trouble
+        assert "request the roster again" in trouble
         assert trouble.endswith("remove the ring, and send again what was not durable")
         await producer.put(radio.batch(("a", Counted(by=8))))
         await asyncio.sleep(3.0)

@@ -112,7 +112,7 @@ def test_after_so_many_tries_a_block_is_given_up_and_counted_and_the_next_follow
         assert counted(live) == (3, 1, 2, 2)
         assert live.host.shards.first.state.blocks.cursor("Meter") == 3
         assert live.standing().troubles == [
-            "2 actions of batched hands were given up, the last because of Beep@1: OSError: no"
+            "2 actions of batch actuators were given up, the last because of Beep@1: OSError: no"
         ]
 
     hand.first = first

@@ -185,7 +185,7 @@ def test_a_refused_batch_leaves_no_gap_behind() -> None:
         live = await node.start()
         await live.enroll("Meter", ["a"])
         radio = Radio(live)
-        with pytest.raises(StaleMapping, match="ask for the roster anew"):
+        with pytest.raises(StaleMapping, match="request the roster again"):
             await radio.send(*counted(1), check=b"y" * 8)
         second = radio.send(*counted(2))
         await asyncio.sleep(0.1)

@@ -354,7 +354,7 @@ class Repair:
             context.counters.shared_divergences += 1
             context.trouble(
                 f"shared object '{held.name}': node {peer.name} knows the same changes and holds something else; "
-                "who has signed two different ones is looked for, and shut out if that can be proven"
+                "the author of two different changes is searched for, and quarantined once proven"
             )
         self._proving.show(peer, held, moment)
 

@@ -299,7 +299,7 @@ class _Opening:
             if mark is not None and mark.position > 0:
                 raise JournalCorrupt(
                     f"{folder.path}: the segments are gone, but {path} says that there were commits; "
-                    f"{RESTORE}, or remove {path} to begin anew"
+                    f"{RESTORE}, or remove {path} to start empty"
                 )
 
     def _make(self, identity: JournalIdentity, key: bytes | None) -> None:

@@ -266,7 +266,7 @@ class _Opening:
         if (mark is not None and mark.position > 0) or self._files.size(self._path + "-wal"):
             raise JournalCorrupt(
                 f"{self._path}: the database is gone or empty, but its -wal or -mark says that there were commits; "
-                f"{RESTORE}, or remove these two files to begin anew"
+                f"{RESTORE}, or remove these two files to start empty"
             )
         fresh = self._path + ".new"
         for leftover in (fresh, fresh + "-journal", fresh + "-wal"):

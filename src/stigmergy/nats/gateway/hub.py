@@ -120,8 +120,8 @@ def _check_claim(claim: SiteClaim, metadata: dict[str, str]) -> None:
         where = f" on {metadata[HOST]}" if metadata.get(HOST) else ""
         raise ConfigError(
             f"site {claim.site}: another gateway{where} has this name at the hub (its id is {owner}, ours "
-            f"{claim.gateway}); give this one another --site, or, if the other is gone for good, start this one once "
-            "with --take-over"
+            f"{claim.gateway}); give this one another --site, or, if the other is permanently gone, start this one "
+            "once with --take-over"
         )
 
 

@@ -307,5 +307,5 @@ def check_port(host: str, port: int, what: str) -> None:
             probe.bind((host.strip("[]"), port))
         except OSError as error:
             raise ConfigError(
-                f"port {port} of {host} cannot be had ({error.strerror}); stop whoever has it, or give another {what}"
+                f"port {port} of {host} cannot be had ({error.strerror}); stop its process, or give another {what}"
             ) from None

@@ -177,7 +177,7 @@ async def _check_lost(link: NatsLink, place: LogPlace, identity: JournalIdentity
     if await SnapshotStore(link, place.name).catalogue(identity.owned):
         raise JournalForeign(
             f"{link.address.shown} has no stream {place.stream}, but snapshots of {shown_shards(identity)}: the log "
-            f"was deleted or lost; restore it, or delete {naming.snapshots_bucket(place.name)} as well to begin anew"
+            f"was deleted or lost; restore it, or delete {naming.snapshots_bucket(place.name)} as well to start empty"
         )
 
 
@@ -189,7 +189,7 @@ def check_identity(found: JournalIdentity, wanted: JournalIdentity, where: str) 
         )
     if found.shards != wanted.shards:
         raise JournalForeign(
-            f"{where} was made for {found.shards} shards, not for {wanted.shards}; their number is fixed for good"
+            f"{where} was made for {found.shards} shards, not for {wanted.shards}; their number is fixed"
         )
     check_shard_by(found.shard_by, wanted.shard_by, where)
     if found.part != wanted.part:

@@ -110,7 +110,9 @@ def _read_cut(
             if base.name != place.name:
                 return LedgerForeign(another_ledger(place, base.name))
             if incarnation not in (b"", base.incarnation):
-                return LedgerForeign(f"{place.shown}: was made anew; start this node again if that is right")
+                return LedgerForeign(
+                    f"{place.shown}: was deleted and made again; if that is intended, start this node again"
+                )
             signed = statement(base.name, base.incarnation, record.algorithm, record.key, record.body)
             known = trusted or frozenset(base.writers)
             if record.key in known and verify(record.algorithm, record.key, signed, record.signature):
@@ -391,7 +393,7 @@ class Reader:
         if found != read:
             error = LedgerCorrupt(
                 f"{self._place.shown}: message {sequence} is another one than was read; if somebody has deleted the "
-                "ledger and made it anew, start this node again, else restore it from a copy"
+                "ledger and made it again, start this node again, else restore it from a copy"
             )
             self._fail(error, is_raised=is_raised)
 
@@ -400,7 +402,7 @@ class Reader:
         if born.name != self._place.name:
             return another_ledger(self._place, born.name)
         if not born.counts.records:
-            return f"{self._place.shown}: its first message is not signed by who may write; name another place for it"
+            return f"{self._place.shown}: no permitted writer has signed its first message; use another name"
         if self._trusted and not self._trusted & frozenset(born.writers):
             return (
                 f"{self._place.shown}: was begun by keys that this node does not trust; give all nodes the same peers"

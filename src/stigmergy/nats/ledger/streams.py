@@ -120,7 +120,7 @@ def find_place(url: str, name: str) -> LedgerAddress:
     check_name(name)
     address = parse_address(url, ("replicas",))
     if address.path and (len(address.path) > 128 or not address.path.isprintable()):
-        raise ConfigError(f"ledger {address.path!r}: behind the host stands a name of 1 to 128 printable characters")
+        raise ConfigError(f"ledger {address.path!r}: the path must be a name of 1 to 128 printable characters")
     says_replicas = bool(address.option("replicas"))
     return LedgerAddress(name, address, address.path or name, address.replicas, says_replicas)
 

@@ -95,7 +95,7 @@ def _quorum(standing: ClusterStatus) -> list[ClusterFinding]:
                 ClusterFinding("servers", Level.FAIL, what, "start the servers that are gone, with the disks they had")
             ]
     elif seen.gone:
-        remedy = "start it again with its disk; if that is lost for good: stigmergy cluster replace"
+        remedy = "start it again with its disk; if that is permanently lost: stigmergy cluster replace"
         found += [
             ClusterFinding("servers", Level.WARN, f"{', '.join(seen.gone)} gone; one more may be too many", remedy)
         ]
@@ -224,7 +224,7 @@ def _shards(standing: ClusterStatus) -> list[ClusterFinding]:
         else:
             what = f"{fleet.fleet}: all {len(fleet.shards)} shards have an owner, of {len(fleet.workers)} workers"
             found.append(ClusterFinding("shards", Level.OK, what))
-        remedy = "name it under [fleet] in stigmergy.toml, the same for all workers, and start them anew"
+        remedy = "name it under [fleet] in stigmergy.toml, the same for all workers, and restart them"
         found += [ClusterFinding("needs", Level.FAIL, f"{fleet.fleet}: {lack}", remedy) for lack in fleet.unmet]
     return found
 
