@@ -248,7 +248,7 @@ def test_what_comes_early_waits_and_a_gap_is_declared_in_the_log() -> None:
 
 
 def test_what_waits_for_a_gap_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.node.ingress.EARLY_BYTES_MAX", 1_000)
+    monkeypatch.setattr("stigmergy.shard.gaps.EARLY_BYTES_MAX", 1_000)
 
     async def main(live: Live, sender: Sender) -> None:
         early = [sender.batch(*[sender.record(1)] * 10, sequence=100 * place) for place in range(1, 20)]

@@ -5,7 +5,9 @@ import pytest
 from stigmergy.agents.codec import Envelope, encode, open_envelope, pack_envelope
 from stigmergy.agents.messages import Event
 from stigmergy.base.errors import Malformed, Overloaded, StaleEpoch, TooLarge
-from stigmergy.node.ingress import Accept, Ingress
+from stigmergy.node.ingress import Ingress
+from stigmergy.node.mailbox import Ticket
+from stigmergy.shard.gaps import Accept
 
 SECOND_NS = 1_000_000_000
 
@@ -25,7 +27,6 @@ class Recorder:
 def make(consumed: dict[tuple[str, int], int] | None = None, early_max: int = 3) -> Ingress[Envelope]:
     known = consumed or {}
     return Ingress(
-        open_envelope,
         lambda source, incarnation: known.get((source, incarnation), 0),
         gap_wait_ns=5 * SECOND_NS,
         gap_deliveries_max=early_max,
@@ -41,11 +42,11 @@ def envelope(
 
 def admit(
     ingress: Ingress[Envelope], one: Envelope, now_ns: int = 0, ticket: Recorder | None = None
-) -> list[Accept[Envelope]]:
+) -> list[Accept[Envelope, Ticket]]:
     return ingress.admit(one, 10, (ticket,) if ticket else (), now_ns)
 
 
-def told(accepted: list[Accept[Envelope]]) -> list[tuple[int, int]]:
+def told(accepted: list[Accept[Envelope, Ticket]]) -> list[tuple[int, int]]:
     return [(one.envelope.sequence, one.skip_to) for one in accepted]
 
 
@@ -178,9 +179,9 @@ def test_forgetting_a_source_measures_it_against_the_marks_again() -> None:
     consumed = {("s", 0): 4}
     ingress = make(consumed)
     assert told(admit(ingress, envelope(5, 5))) == [(5, 0)]
-    ingress.forget("s", 0)
+    ingress.forget(("s", 0))
     assert told(admit(ingress, envelope(5, 5))) == [(5, 0)]
-    ingress.forget("s", 0)
+    ingress.forget(("s", 0))
     assert not admit(ingress, envelope(10))
 
 
@@ -197,9 +198,9 @@ def test_bytes_that_are_no_envelope_are_counted() -> None:
     ingress = make()
     for data in (b"", b"\xff", encode("nonsense"), encode([1, "", 0, 0, 1, []])):
         with pytest.raises(Malformed):
-            ingress.open(data)
+            ingress.open(data, open_envelope)
     with pytest.raises(TooLarge):
-        ingress.open(bytes(2 * 1024 * 1024))
+        ingress.open(bytes(2 * 1024 * 1024), open_envelope)
     assert ingress.counters.malformed == 5
     assert ingress.counters.envelopes == 0
 
@@ -207,19 +208,21 @@ def test_bytes_that_are_no_envelope_are_counted() -> None:
 def test_nobody_outside_may_speak_as_a_shard() -> None:
     ingress = make()
     with pytest.raises(StaleEpoch, match="names of shards are for shards"):
-        ingress.open(pack_envelope("shard/0", [("Drone/a", Seen(number=1))], sequence=1))
+        ingress.open(pack_envelope("shard/0", [("Drone/a", Seen(number=1))], sequence=1), open_envelope)
     assert ingress.counters.refused == 1
 
 
 def test_an_envelope_keeps_the_bytes_of_its_messages() -> None:
     ingress = make()
-    opened = ingress.open(pack_envelope("s", [("Drone/a", Seen(number=1))], sequence=7, incarnation=2, epoch=3))
+    opened = ingress.open(
+        pack_envelope("s", [("Drone/a", Seen(number=1))], sequence=7, incarnation=2, epoch=3), open_envelope
+    )
     assert (opened.source, opened.sequence, opened.incarnation, opened.epoch) == ("s", 7, 2, 3)
     assert opened.items == [("Drone/a", encode(Seen(number=1)))]
 
 
 def test_what_waits_is_bounded_in_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stigmergy.node.ingress.EARLY_BYTES_MAX", 1_000)
+    monkeypatch.setattr("stigmergy.shard.gaps.EARLY_BYTES_MAX", 1_000)
     ingress = make(early_max=100)
     assert ingress.admit(envelope(5), 600, (), 0) == []
     with pytest.raises(Overloaded, match="1 such envelopes of 600 bytes wait already"):

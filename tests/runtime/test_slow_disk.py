@@ -34,7 +34,7 @@ from stigmergy import (
     ordered,
     react,
 )
-from stigmergy.agents.codec import open_envelope, pack_envelope
+from stigmergy.agents.codec import Envelope, open_envelope, pack_envelope
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.network.replication import Replication
 from stigmergy.node.host import Host
@@ -201,7 +201,7 @@ def test_room_that_sealing_makes_is_used_at_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_all_gaps_whose_time_is_over_are_declared_in_one_turn() -> None:
-    ingress = Ingress(open_envelope, lambda *_: 0, gap_wait_ns=5, gap_deliveries_max=10)
+    ingress = Ingress[Envelope](lambda *_: 0, gap_wait_ns=5, gap_deliveries_max=10)
     for sequence in (3, 6, 9):
         envelope = open_envelope(pack_envelope("sensor", [("Cart/1", Beat())], sequence=sequence))
         assert not ingress.admit(envelope, 1, (), monotonic_ns=0)

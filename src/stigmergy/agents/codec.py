@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn, Self, TypeVar, get_origin
+from typing import Any, NoReturn, TypeVar, get_origin
 
 import msgspec
 from blake3 import blake3
@@ -112,10 +112,6 @@ class Envelope(Struct, array_like=True, frozen=True):
     def count(self) -> int:
         """How many items there are."""
         return len(self.items)
-
-    def with_lost(self, lost: int) -> Self:
-        """The same with another number of lost sequences before it."""
-        return structs.replace(self, lost=lost)
 
 
 _tagged_decoder = msgspec.msgpack.Decoder(_Tagged)

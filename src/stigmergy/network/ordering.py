@@ -1,5 +1,7 @@
 """Keeps the order of numbered messages of a bus: hands over each once, after the one that it follows.
 
+`shard.gaps` has the rules of the order. This module adds how long a gap on a bus waits, and checks on senders.
+
 A message names the one before it on its topic (`previous`). If that one is missing, it may still come: after a broken
 link a broker may repeat unacknowledged messages late, behind newer ones. So the message waits, for a while after each
 new link. On a link that has been up for longer, the missing one was dropped, and waiting would only delay others.
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -23,14 +24,13 @@ from stigmergy.bus.port import Bus
 from stigmergy.node.host import Host
 from stigmergy.node.ingress import BUS_SOURCES
 from stigmergy.node.intake import Stream
+from stigmergy.shard.gaps import Gaps, Position, Turn, remember
 from stigmergy.shard.inputs import SequencesSkipped
 from stigmergy.shard.marks import Marks
 
 SECOND_NS = 1_000_000_000
 GAP_WAIT_NS_MIN = 2 * SECOND_NS
 """So long at least a message waits for one before it; within `gap_wait_s` of a new link as long as that lasts."""
-SOURCES_COUNT_MAX = 100_000
-"""Streams and senders that are remembered here; of the others the marks know how far they have come."""
 STREAMS_PER_SENDER_MAX = 10_000
 """New streams that one sender may begin in one run: each takes a mark, which is never forgotten."""
 REPEATED_NS_MAX = 120 * SECOND_NS
@@ -38,9 +38,8 @@ REPEATED_COUNT_MIN = 3
 """A stream of which so many numbers in a row, each higher than the last, are behind what has come, for so long, does
 not repeat itself: its numbers were used by somebody else."""
 TROUBLES_COUNT_MAX = 10
-Key = tuple[str, int]
-K = TypeVar("K")
-V = TypeVar("V")
+Key = tuple[str, int, int]
+"""A source, its incarnation, and the shard of the agent that its messages are for."""
 
 
 class OrderingCounters(Struct):
@@ -80,12 +79,7 @@ class Ordering:
         self._host = host
         self._bus = bus
         self._gap_wait_ns = int(gap_wait_s * SECOND_NS)
-        self._reached: dict[Key, tuple[int, int]] = {}
-        """Per stream the highest number that was handed over in this run, and its epoch."""
-        self._gaps: dict[Key, int] = {}
-        """Per stream that waits for a message, since when."""
-        self._refused: dict[Key, int] = {}
-        """Per stream the highest number that was refused in this run: nobody waits for it."""
+        self._gaps = Gaps[Key](self._marked)
         self._begun: dict[str, int] = {}
         """How many streams each sender has begun in this run."""
         self._repeats: dict[Key, tuple[int, int, int]] = {}
@@ -117,22 +111,19 @@ class Ordering:
         self._link_ns = self._host.clock.monotonic_ns()
         if up:
             self._lossy.clear()
-            self._gaps.clear()
+            self._gaps.restart_waits()
 
     def note_lossy(self, sender: str) -> None:
         """Something of this sender will never come."""
-        _remember(self._lossy, sender, None)
+        remember(self._lossy, sender, None)
 
     def note_refused(self, source: str, numbers: Numbers, to: str) -> None:
-        """A message was refused: the next one does not wait for it. One that came early says nothing yet."""
-        key = (source, numbers.incarnation)
-        known = max(self._position(key, to)[0], self._refused.get(key, 0))
-        if numbers.sequence > known and (numbers.previous or 0) <= known:
-            _remember(self._refused, key, numbers.sequence)
+        """A message was refused: the next one does not wait for it."""
+        self._gaps.refuse(self._key(source, numbers, to), numbers.sequence, numbers.previous or 0)
 
     def passed_over(self, source: str, numbers: Numbers, to: str) -> int:
         """How many numbers lie between a message and the last one of its stream that was handed over."""
-        return max(0, numbers.sequence - self._position((source, numbers.incarnation), to)[0] - 1)
+        return max(0, numbers.sequence - self._gaps.position(self._key(source, numbers, to)).number - 1)
 
     @property
     def troubles(self) -> list[str]:
@@ -145,64 +136,55 @@ class Ordering:
         Up to its first wait calls are in order. Raises SequenceGap while one before it may still come, Overloaded
         without room, TooLarge for a stream too many.
         """
-        key = (source, numbers.incarnation)
-        reached, epoch = self._position(key, to)
-        if numbers.sequence <= reached:
+        key = self._key(source, numbers, to)
+        turn = self._gaps.turn(key, numbers.sequence, numbers.previous or 0)
+        if turn is Turn.REPEATED:
             self.counters.bus_repeated += 1
-            self._note_repeated(key, numbers.sequence, reached)
+            self._note_repeated(key, numbers.sequence)
             await self._pass_over(key, numbers.sequence, to, body)
             return False
-        if numbers.epoch < epoch:
+        if numbers.epoch < self._gaps.position(key).epoch:
             self.counters.bus_stale += 1
             return False
-        known = max(reached, self._refused.get(key, 0))
-        follows = numbers.previous is not None and numbers.previous > known and self._may_come(known)
-        missing = follows and self._gives_up(key, sender, numbers)
-        self._check_room(sender, key, to)
-        stream = Stream(*key, epoch=numbers.epoch)
+        missing = turn is Turn.EARLY and self._may_come(key) and self._gives_up(key, sender, numbers)
+        self._check_room(sender, key)
+        stream = Stream(source, numbers.incarnation, numbers.epoch)
         taken = self._host.intake.take_numbered(stream, numbers.sequence, to, body, missing=missing)
-        self._forget(key, numbers.sequence)
-        _remember(self._reached, key, (numbers.sequence, numbers.epoch))
+        self._gaps.advance(key, numbers.sequence, numbers.epoch)
+        self._repeats.pop(key, None)
+        self._passed.pop(source, None)
         try:
             await taken
         except (StigmergyError, asyncio.CancelledError):
             # It was not kept: what the marks say counts again.
-            self._reached.pop(key, None)
+            self._gaps.forget(key)
             raise
         return True
 
-    def _forget(self, key: Key, sequence: int) -> None:
-        """A stream has moved on to this number."""
-        self._gaps.pop(key, None)
-        self._repeats.pop(key, None)
-        self._passed.pop(key[0], None)
-        if self._refused.get(key, 0) <= sequence:
-            self._refused.pop(key, None)
-
-    def _check_room(self, sender: str, key: Key, to: str) -> None:
+    def _check_room(self, sender: str, key: Key) -> None:
         """Raises TooLarge for a stream too many. It must not wait for room: that would hold up all who are known."""
-        marks = self._marks(to)
-        if key in self._reached or marks.knows(*key):
+        marks = self._marks(key)
+        if key in self._gaps or marks.knows(*key[:2]):
             return
-        if not marks.has_room(*key):
+        if not marks.has_room(*key[:2]):
             self._crowded = "there are as many sources as are remembered; what new ones send over the bus is refused"
             raise TooLarge(f"{key[0]}: {self._crowded}")
         begun = self._begun.get(sender, 0)
         if begun >= STREAMS_PER_SENDER_MAX:
             raise TooLarge(f"{sender}: {begun} sources or incarnations have begun to send there; no more are taken")
-        _remember(self._begun, sender, begun + 1)
+        remember(self._begun, sender, begun + 1)
 
-    def _note_repeated(self, key: Key, sequence: int, reached: int) -> None:
+    def _note_repeated(self, key: Key, sequence: int) -> None:
         now_ns = self._host.clock.monotonic_ns()
         since_ns, highest, count = self._repeats.get(key, (now_ns, 0, 0))
         if sequence <= highest:  # it begins anew, as senders do that were killed
             since_ns, count = now_ns, 0
-        _remember(self._repeats, key, (since_ns, sequence, count + 1))
+        remember(self._repeats, key, (since_ns, sequence, count + 1))
         lasts = count + 1 >= REPEATED_COUNT_MIN and now_ns - since_ns > REPEATED_NS_MAX
         if lasts and (key[0] in self._passed or len(self._passed) < TROUBLES_COUNT_MAX):
             self._passed[key[0]] = (
-                f"{key[0]}: {sequence} and more are behind {reached}, which has come: somebody else uses its numbers, "
-                "and it is not taken; see who may publish there"
+                f"{key[0]}: {sequence} and more are behind {self._gaps.position(key).number}, which has come: somebody "
+                "else uses its numbers, and it is not taken; see who may publish there"
             )
 
     async def _pass_over(self, key: Key, sequence: int, to: str, body: bytes) -> None:
@@ -210,28 +192,24 @@ class Ordering:
 
         A repetition may be of a later run than what is still to come, so it says nothing about who is the owner.
         """
-        stream = Stream(*key, epoch=self._marks(to).epoch(*key))
+        stream = Stream(*key[:2], epoch=self._marks(key).epoch(*key[:2]))
         with contextlib.suppress(StaleEpoch):
             await self._host.intake.take_numbered(stream, sequence, to, body, missing=False)
 
-    def _may_come(self, reached: int) -> bool:
+    def _may_come(self, key: Key) -> bool:
         """Whether what a message follows may still come, on a stream of which we know nothing yet.
 
         We may have listened to it before and been killed too early; or it was there long before us.
         """
         recent = self._host.clock.monotonic_ns() - self._link_ns < self._gap_wait_ns
-        return bool(reached) or (self._links > 1 and recent)
+        return bool(self._gaps.passed(key)) or (self._links > 1 and recent)
 
     def _gives_up(self, key: Key, sender: str, numbers: Numbers) -> bool:
         """True when the wait for the one before is over, else SequenceGap."""
         now_ns = self._host.clock.monotonic_ns()
-        since_ns = self._gaps.get(key)
-        if since_ns is None:
-            since_ns = now_ns
-            _remember(self._gaps, key, now_ns)
-        until_ns = max(since_ns + GAP_WAIT_NS_MIN, self._link_ns + self._gap_wait_ns)
+        waits = self._gaps.still_waits(key, now_ns, GAP_WAIT_NS_MIN, self._link_ns + self._gap_wait_ns)
         # While the link is down nothing can come, so nobody's time is up.
-        if not self._bus.is_up or (sender not in self._lossy and now_ns < until_ns):
+        if not self._bus.is_up or (sender not in self._lossy and waits):
             self.counters.bus_early += 1
             raise SequenceGap(
                 f"{key[0]}: {numbers.sequence} came before {numbers.previous}, which it follows",
@@ -242,21 +220,12 @@ class Ordering:
         self.note_lossy(sender)
         return True
 
-    def _position(self, key: Key, to: str) -> tuple[int, int]:
-        """How far a stream has come and in which epoch: in this run, or as the marks of its agent's shard say."""
-        known = self._reached.get(key)
-        if known is not None:
-            return known
-        marks = self._marks(to)
-        return marks.consumed(*key), marks.epoch(*key)
+    def _key(self, source: str, numbers: Numbers, to: str) -> Key:
+        return source, numbers.incarnation, self._host.intake.shard_of(to)
 
-    def _marks(self, to: str) -> Marks:
-        return self._host.shards[self._host.intake.shard_of(to)].state.marks
+    def _marked(self, key: Key) -> Position:
+        marks = self._marks(key)
+        return Position(marks.consumed(*key[:2]), marks.epoch(*key[:2]))
 
-
-def _remember(noted: dict[K, V], key: K, value: V) -> None:
-    """The newest note comes last; of too many the oldest is forgotten."""
-    noted.pop(key, None)
-    noted[key] = value
-    if len(noted) > SOURCES_COUNT_MAX:
-        del noted[next(iter(noted))]
+    def _marks(self, key: Key) -> Marks:
+        return self._host.shards[key[2]].state.marks

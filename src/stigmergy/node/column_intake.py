@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import structs
 
 from stigmergy.agents.columns import NO_CHECK, Table
-from stigmergy.base.errors import Malformed, Overloaded, UnknownKind
+from stigmergy.base.errors import Malformed, UnknownKind
 from stigmergy.journal.ownership import Shards
 from stigmergy.node.column_roster import Place, Roster, ShardRoster
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.ingress import Accept, Ingress, IngressCounters
+from stigmergy.node.ingress import Ingress
 from stigmergy.node.intake import DECLARED, MISSING, AwaitedTicket, Intake
-from stigmergy.node.mailbox import Mailbox, Queued
+from stigmergy.node.mailbox import Mailbox, Queued, Ticket
 from stigmergy.shard.batches import ColumnBatch, open_batch
 from stigmergy.shard.draft import Ready
+from stigmergy.shard.gaps import Accept, GapCounters
 from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
 from stigmergy.shard.state import ShardState
 
@@ -58,7 +60,7 @@ class ColumnIntake:
         self._gap_wait_ns = gap_wait_ns
         self._gap_deliveries_max = gap_deliveries_max
         self._ingresses: dict[int, Ingress[ColumnBatch]] = {}
-        self.counters = IngressCounters()
+        self.counters = GapCounters()
 
     def deliver(self, data: bytes | memoryview) -> asyncio.Future[None]:
         """Takes a batch. The future is done when all of it is durable, and fails when it was not taken."""
@@ -67,7 +69,7 @@ class ColumnIntake:
             # Records stay in place until they are written. A sender that gives up waiting may reuse this memory.
             data = bytes(data)
         # The source is named inside; the ingress of any shard can open it.
-        batch = self._ingress(self._shards.first.state.shard).open(data)
+        batch = self._ingress(self._shards.first.state.shard).open(data, open_batch)
         self._check(batch)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ingress = self._ingress(batch.header.shard)
@@ -143,7 +145,7 @@ class ColumnIntake:
     def forget(self, shard: int, source: str, incarnation: int) -> bool:
         """The shard could not take what was let through: the next one is compared with the marks again. Returns whether
         it came through our ingress."""
-        return shard in self._ingresses and self._ingresses[shard].forget(source, incarnation)
+        return shard in self._ingresses and self._ingresses[shard].forget((source, incarnation))
 
     def fail_all(self, error: Exception) -> None:
         """Tells everybody who waits that it is over."""
@@ -155,7 +157,6 @@ class ColumnIntake:
         ingress = self._ingresses.get(shard)
         if ingress is None:
             ingress = self._ingresses[shard] = Ingress(
-                open_batch,
                 self._shards[shard].state.marks.consumed,
                 gap_wait_ns=self._gap_wait_ns,
                 gap_deliveries_max=self._gap_deliveries_max,
@@ -163,24 +164,13 @@ class ColumnIntake:
             ingress.counters = self.counters
         return ingress
 
-    def _post(self, shard: int, accepted: list[Accept[ColumnBatch]]) -> None:
+    def _post(self, shard: int, accepted: list[Accept[ColumnBatch, Ticket]]) -> None:
         """Puts what the ingress let through into the mailbox. If there is no room, the waiting sender is told."""
-        full: dict[tuple[str, int], Overloaded] = {}
-        for one in accepted:
-            key = (one.envelope.source, one.envelope.incarnation)
-            if key not in full:
-                try:
-                    self._put(shard, one)
-                except Overloaded as error:
-                    full[key] = error
-                    self.forget(shard, *key)
-            if key in full:
-                for ticket in one.tickets:
-                    ticket.fail(full[key])
+        self._ingress(shard).post(accepted, partial(self._put, shard))
         if accepted:
             self._intake.wake()
 
-    def _put(self, shard: int, accepted: Accept[ColumnBatch]) -> None:
+    def _put(self, shard: int, accepted: Accept[ColumnBatch, Ticket]) -> None:
         header, policy = accepted.envelope.header, self._declaration.policy_of(accepted.envelope.source)
         if accepted.skip_to:
             because = DECLARED if accepted.declared else MISSING

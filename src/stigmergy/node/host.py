@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stigmergy.agents.assignment import Assignment, shown
-from stigmergy.agents.codec import open_envelope
+from stigmergy.agents.codec import Envelope
 from stigmergy.agents.effects import OrderClaim
 from stigmergy.agents.messages import SECOND_NS, Claimed
 from stigmergy.agents.ordered import LEDGER
@@ -108,7 +108,7 @@ class Host:
         self._durable = {state.shard: state.position for state in recovered.states}
         self.mailbox = Mailbox(settings.commands_count_max, settings.telemetry_items_max, settings.telemetry_bytes_max)
         gap_wait_ns, gap_max = int(settings.gap_wait_s * SECOND_NS), settings.gap_deliveries_max
-        self.ingress = Ingress(open_envelope, self._consumed, gap_wait_ns=gap_wait_ns, gap_deliveries_max=gap_max)
+        self.ingress = Ingress[Envelope](self._consumed, gap_wait_ns=gap_wait_ns, gap_deliveries_max=gap_max)
         self.waker = Waker(self._turn)
         self._wake = self.wake = self.waker.wake
         now, mailbox = clock.monotonic_ns, self.mailbox
@@ -418,7 +418,7 @@ class Host:
             if isinstance(untaken, Delivery | ColumnDelivery | SequencesSkipped):
                 source = (untaken.source, untaken.incarnation)
                 if isinstance(untaken, Delivery) or not self.columns.forget(number, *source):
-                    self.ingress.forget(*source)
+                    self.ingress.forget(source)
 
     def _written(self, flight: GroupInFlight) -> None:
         if (ended := self._ended()) is not None:

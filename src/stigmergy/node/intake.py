@@ -11,14 +11,15 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from stigmergy.agents.assignment import Assignment
-from stigmergy.agents.codec import Envelope, encode, printable
+from stigmergy.agents.codec import Envelope, encode, open_envelope, printable
 from stigmergy.agents.messages import Command, Event
-from stigmergy.base.errors import Malformed, NotRunning, Overloaded, UnknownKind
+from stigmergy.base.errors import Malformed, NotRunning, UnknownKind
 from stigmergy.journal.ownership import Shards
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.ingress import Accept, Ingress
-from stigmergy.node.mailbox import BLOCK, Mailbox, Queued
+from stigmergy.node.ingress import Ingress
+from stigmergy.node.mailbox import BLOCK, Mailbox, Queued, Ticket
 from stigmergy.shard.draft import OVERHEAD_BYTES
+from stigmergy.shard.gaps import Accept
 from stigmergy.shard.inputs import ELSEWHERE, LOCAL, Ask, Asked, Delivery, Input, SequencesSkipped, Verdict
 
 SHOWN_CHARS_MAX = 200
@@ -94,7 +95,7 @@ class Intake:
         self.check_open()
         if not isinstance(data, bytes):
             raise Malformed(f"{_shown(data)} is no envelope; give the bytes that pack_envelope makes")
-        envelope = self._ingress.open(data)
+        envelope = self._ingress.open(data, open_envelope)
         if not self._assignment.is_everything:
             for address, _ in envelope.items:
                 self._assignment.check(address)
@@ -130,21 +131,9 @@ class Intake:
         self._wake()
         return future
 
-    def post(self, accepted: list[Accept[Envelope]]) -> None:
+    def post(self, accepted: list[Accept[Envelope, Ticket]]) -> None:
         """Puts what the ingress let through into the mailbox. If there is no room, the waiting sender is told."""
-        full: dict[tuple[str, int], Overloaded] = {}
-        for one in accepted:
-            key = (one.envelope.source, one.envelope.incarnation)
-            if key not in full:
-                try:
-                    self._post(one)
-                except Overloaded as error:
-                    full[key] = error
-                    self._ingress.forget(*key)
-            if key in full:
-                # What follows it would leave a gap. The sender repeats all of it.
-                for ticket in one.tickets:
-                    ticket.fail(full[key])
+        self._ingress.post(accepted, self._post)
         if accepted:
             self._wake()
 
@@ -240,7 +229,7 @@ class Intake:
             for address, _ in items:
                 self.home_of(address)
 
-    def _post(self, accepted: Accept[Envelope]) -> None:
+    def _post(self, accepted: Accept[Envelope, Ticket]) -> None:
         envelope = accepted.envelope
         policy = self._declaration.policy_of(envelope.source)
         shards = len(self._shards)

@@ -8,10 +8,8 @@ names the layout of its records and the roster of the agents' numbers.
 
 from __future__ import annotations
 
-from typing import Self
-
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from stigmergy.agents.codec import NUMBERS_END, SOURCE_CHARS_MAX, UNDECODABLE, encode
 from stigmergy.agents.columns import ALIGNMENT
@@ -74,10 +72,6 @@ class ColumnBatch(Struct, frozen=True):
     def count(self) -> int:
         """How many records there are."""
         return self.header.count
-
-    def with_lost(self, lost: int) -> Self:
-        """The same with another number of lost sequences before it."""
-        return structs.replace(self, header=structs.replace(self.header, lost=lost))
 
 
 _headers = msgspec.msgpack.Decoder(BatchHeader)

@@ -23,11 +23,12 @@ from stigmergy.bus.quotas import Quotas
 from stigmergy.bus.replies import Responder
 from stigmergy.bus.subscriptions import COLLECT_ALL, Collect
 from stigmergy.node.host import Host
-from stigmergy.node.ingress import UPLINK_SOURCES, Accept
+from stigmergy.node.ingress import UPLINK_SOURCES
 from stigmergy.node.intake import AwaitedTicket
 from stigmergy.node.mailbox import Queued
 from stigmergy.node.settings import BusSettings
 from stigmergy.shard.draft import OVERHEAD_BYTES
+from stigmergy.shard.gaps import Accept
 from stigmergy.shard.inputs import ELSEWHERE, SequencesSkipped
 from stigmergy.uplink.messages import MARKS_COUNT_MAX, Batch, Inquiry, Told, UplinkMark, read_up, write_message
 from stigmergy.uplink.names import UplinkRoutes, UplinkSource, sender_of

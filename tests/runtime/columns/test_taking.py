@@ -212,8 +212,8 @@ def test_an_untaken_skip_is_forgotten_at_its_own_door_and_at_no_other() -> None:
 
         def known() -> tuple[bool, bool, bool]:
             doors = host.columns._ingresses
-            radio_at = [("radio", 1) in doors[shard]._expected for shard in (0, 1)]
-            return radio_at[0], radio_at[1], ("boards", 1) in host.ingress._expected
+            radio_at = [("radio", 1) in doors[shard] for shard in (0, 1)]
+            return radio_at[0], radio_at[1], ("boards", 1) in host.ingress
 
         async def skip(shard: int, source: str) -> None:
             with pytest.raises(StaleEpoch):
