@@ -228,7 +228,7 @@ class Town:
 
     async def _is_alone(self, site: GatewayProcess) -> bool:
         try:
-            return bool((await asyncio.to_thread(site.ask, StatusRequest()))["link"]["state"] == "local-only")
+            return bool((await asyncio.to_thread(site.ask, StatusRequest())).link.state == "local-only")
         except NotRunning:
             return False
 
@@ -270,16 +270,14 @@ class Town:
 
     def _state(self, gateway: GatewayProcess, device: Device) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = gateway.ask(StateRequest(agent=device.address))["state"]
+            found: dict[str, Any] = gateway.ask(StateRequest(agent=device.address)).state
         except NotRunning:
             return {}
         return found
 
     async def _compare(self) -> None:
         for site in self._sites.values():
-            self.tally.wakes += (await asyncio.to_thread(site.ask, StatusRequest()))["counters"].get(
-                "crossing_wakes", 0
-            )
+            self.tally.wakes += (await asyncio.to_thread(site.ask, StatusRequest())).counters.get("crossing_wakes", 0)
         for device in self._devices.values():
             self.tally.sent += device.sent
             state = await asyncio.to_thread(self._state, self._region, device)

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import StigmergyError
 from stigmergy.base.system import SystemClock
 from stigmergy.cluster.register import Register
-from stigmergy.control.protocol import Reply, SendRequest, StatusRequest, read_reply, write_request
+from stigmergy.control.protocol import Request, SendRequest, StatusRequest, read_single, write_request
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.control import NatsControlClient
 from stigmergy.nats.link import NatsLink
@@ -44,6 +44,7 @@ from stigmergy.nats.store.store import NatsStore
 from stigmergy.shard.homes import shard_of
 from stigmergy.testing.nats import NatsCluster
 
+R = TypeVar("R")
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 FLEET = "relays"
@@ -317,7 +318,7 @@ class Siege:
             number += 1
             fields = {"number": number, "to": chance.choice(self.agents)}
             command_id = new_command_id(time.time_ns(), chance.randbytes(RANDOM_BYTES))
-            request = write_request(SendRequest(agent=agent, command="Count", fields=fields, command_id=command_id))
+            request = SendRequest(agent=agent, command="Count", fields=fields, command_id=command_id)
             while True:
                 try:
                     await _ask(branch, request)
@@ -332,9 +333,9 @@ class Siege:
         """Waits until nobody owes anybody anything."""
         while True:
             with contextlib.suppress(StigmergyError, TimeoutError):
-                request = write_request(StatusRequest())
-                standing = [(await _ask(room.branch(shard), request)).ok for shard in range(SHARDS)]
-                if not any(one["owed"] or one["waiting"] for one in standing):
+                request = StatusRequest()
+                standing = [await _ask(room.branch(shard), request) for shard in range(SHARDS)]
+                if not any(one.owed or one.waiting for one in standing):
                     return
             await asyncio.sleep(0.1)
 
@@ -354,11 +355,11 @@ def _owners(register: Register) -> Owners:
     return found
 
 
-async def _ask(branch: Any, request: bytes) -> Reply:
-    lines = branch.ask(request)
+async def _ask(branch: Any, request: Request[R]) -> R:
+    lines = branch.ask(write_request(request))
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
-            return read_reply(await anext(lines))
+            return read_single(await anext(lines), request)
     finally:
         await lines.aclose()
 

@@ -17,14 +17,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stigmergy.base.errors import NotRunning
-from stigmergy.control.protocol import AnyRequest, read_reply, write_request
+from stigmergy.control.protocol import Request, answers_to
 from stigmergy.control.socket import ControlClient
 from stigmergy.nats.servers.server import LOOPBACK, free_ports
 
+R = TypeVar("R")
 START_S_MAX = 180.0
 END_S_MAX = 180.0
 LOOK_S = 0.02
@@ -80,17 +82,14 @@ class GatewayProcess:
         threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
         self.wait_for(lambda: any(document.get("event") == "gateway" for document in self._heard))
 
-    def ask(self, request: AnyRequest) -> Any:
+    def ask(self, request: Request[R]) -> R:
         """Asks the node by its control socket. Raises NotRunning, and what the node refuses with."""
         sockets = list((self.folder / "data").glob("*.sock"))
         if not sockets:
             raise NotRunning(f"{self.folder}: the gateway does not listen")
-        client = ControlClient(sockets[0])
-        try:
-            for line in client.ask(write_request(request)):
-                return read_reply(line).ok
-        finally:
-            client.close()
+        with closing(ControlClient(sockets[0])) as client:
+            (found,) = answers_to(client.ask(request))
+            return found
 
     def kill(self) -> None:
         """Ends it at once, and its server with it."""

@@ -140,10 +140,10 @@ async def test_a_log_that_was_deleted_is_not_begun_again_as_if_nothing_had_been(
         assert scene.worker.owned() == [1], "the other shard goes on"
         place: Any = ClusterPlace(server.url, Fleet("robbed", SHARDS))  # type: ignore[arg-type]
         listing = await asyncio.to_thread(ask_list, place, LogRequest(limit=100))
-        assert {entry["shard"] for entry in listing.items} == {1}, "and what it says is shown"
+        assert {entry.shard for entry in listing.items} == {1}, "and what it says is shown"
         (missing,) = listing.missing
-        assert missing["shard"] == 0
-        assert missing["why"].startswith("shard 0 has no owner that answers")
+        assert missing.shard == 0
+        assert missing.why.startswith("shard 0 has no owner that answers")
         capsys.readouterr()
         assert listing.end(Output(json=True)) == exits.NOT_RUNNING
         assert json.loads(capsys.readouterr().out) == {"missing": [missing]}

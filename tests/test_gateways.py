@@ -29,7 +29,7 @@ from stigmergy.app.workers import NatsWorker
 from stigmergy.base.errors import ConfigError, LinkDown, StoreUnavailable
 from stigmergy.base.system import SystemClock
 from stigmergy.control.live import Live
-from stigmergy.control.protocol import StateRequest, read_reply, write_request
+from stigmergy.control.protocol import StateRequest, answers_to
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.servers.server import LOOPBACK
@@ -223,8 +223,8 @@ async def wait_for_cluster(url: str, fleet: Fleet, agents: list[str], count: int
     def heard() -> list[list[int]]:
         client = ClusterClient(url, fleet)
         try:
-            asked = (next(iter(client.ask(write_request(StateRequest(agent=agent))))) for agent in agents)
-            return [read_reply(line).ok["state"]["numbers"] for line in asked]
+            asked = [answers_to(client.ask(StateRequest(agent=agent))) for agent in agents]
+            return [found.state["numbers"] for (found,) in asked]
         finally:
             client.close()
 

@@ -139,7 +139,7 @@ class Probe:
                 async with asyncio.timeout(ASK_S_MAX):
                     lines = self._room.branch(shard).ask(write_request(send))
                     try:
-                        read_reply(await anext(lines))
+                        read_reply(await anext(lines), send)
                     finally:
                         await lines.aclose()  # type: ignore[attr-defined]
             except (StigmergyError, TimeoutError):

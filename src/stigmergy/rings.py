@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -23,12 +23,12 @@ import msgspec
 from msgspec import structs
 
 from stigmergy.agents.messages import Message
-from stigmergy.base.errors import ConfigError, NotRunning
+from stigmergy.base.errors import ConfigError
 from stigmergy.columns import Batcher, Roster
 from stigmergy.control import protocol
-from stigmergy.control.protocol import REQUEST_BYTES_MAX, read_reply, write_request
+from stigmergy.control.protocol import REQUEST_BYTES_MAX, Request, answers_to, read_single
 from stigmergy.control.socket import ControlCall, ControlClient
-from stigmergy.node.column_roster import ENROLLED_NAMES_MAX, read_roster
+from stigmergy.node.column_roster import ENROLLED_NAMES_MAX, DescribedRoster, read_roster
 from stigmergy.ring import BlockingProducer, Producer, open_blocking_producer, open_producer
 from stigmergy.ring.port import DURABLE_S_MAX, MESSAGE_BYTES_MAX, PUT_S_MAX
 
@@ -43,7 +43,9 @@ ProducerT = TypeVar("ProducerT", Producer, BlockingProducer)
 class _Feed(Generic[ProducerT]):
     """What both kinds of feed do without waiting."""
 
-    def __init__(self, ring: str | Path, kind: str, source: str, incarnation: int | None, found: Any) -> None:
+    def __init__(
+        self, ring: str | Path, kind: str, source: str, incarnation: int | None, found: DescribedRoster
+    ) -> None:
         self._ring = str(ring)
         self._kind = kind
         self._roster = read_roster(found)
@@ -71,7 +73,7 @@ class _Feed(Generic[ProducerT]):
         """Adds one record for each agent, in order; how many. See `Batcher.add`."""
         return self._batcher.add(message, agents, **columns)
 
-    def _requests(self, names: Sequence[str]) -> Iterator[tuple[list[str], bytes]]:
+    def _requests(self, names: Sequence[str]) -> Iterator[tuple[list[str], protocol.EnrollAgentsRequest]]:
         """What asks the node to enrol those of these agents that are not known here, part by part."""
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"enroll({names!r:.60}): give a list of names, also for one alone")
@@ -82,14 +84,14 @@ class _Feed(Generic[ProducerT]):
                 continue
             name_bytes = len(msgspec.json.encode(name)) + 1
             if part and (len(part) >= ENROLLED_NAMES_MAX or size_bytes + name_bytes > REQUEST_BYTES_MAX):
-                yield part, write_request(protocol.EnrollAgentsRequest(kind=self._kind, names=part))
+                yield part, protocol.EnrollAgentsRequest(kind=self._kind, names=part)
                 part, size_bytes = [], _ENVELOPE_BYTES
             part.append(name)
             size_bytes += name_bytes
         if part:
-            yield part, write_request(protocol.EnrollAgentsRequest(kind=self._kind, names=part))
+            yield part, protocol.EnrollAgentsRequest(kind=self._kind, names=part)
 
-    def _enrolled(self, names: list[str], found: Any) -> None:
+    def _enrolled(self, names: list[str], found: DescribedRoster) -> None:
         """The node has these agents. They come behind those that were here before: places stay what they were."""
         new, before = read_roster(found, names), self._roster
         for name in names:
@@ -112,7 +114,7 @@ class BlockingFeed(_Feed[BlockingProducer]):
         self, socket: str | Path, ring: str | Path, kind: str, source: str, incarnation: int | None = None
     ) -> None:
         self._socket = Path(socket)
-        super().__init__(ring, kind, source, incarnation, self._ask(write_request(protocol.RosterRequest(kind=kind))))
+        super().__init__(ring, kind, source, incarnation, self._ask(protocol.RosterRequest(kind=kind)))
         self._producer = open_blocking_producer(self._ring)
 
     def enroll(self, names: Sequence[str]) -> Roster:
@@ -140,21 +142,23 @@ class BlockingFeed(_Feed[BlockingProducer]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, request: bytes) -> Any:
-        client = ControlClient(self._socket)
-        try:
-            for line in client.ask(request):
-                return read_reply(line).ok
-            raise NotRunning(f"{self._socket}: the node did not answer")
-        finally:
-            client.close()
+    def _ask(self, request: Request[DescribedRoster]) -> DescribedRoster:
+        with closing(ControlClient(self._socket)) as client:
+            (found,) = answers_to(client.ask(request))
+            return found
 
 
 class Feed(_Feed[Producer]):
     """For an event loop. `open_feed` makes one."""
 
     def __init__(
-        self, call: ControlCall, found: Any, ring: str | Path, kind: str, source: str, incarnation: int | None
+        self,
+        call: ControlCall,
+        found: DescribedRoster,
+        ring: str | Path,
+        kind: str,
+        source: str,
+        incarnation: int | None,
     ) -> None:
         self._call = call
         super().__init__(ring, kind, source, incarnation, found)
@@ -202,14 +206,12 @@ async def open_feed(
 ) -> Feed:
     """The same for an event loop."""
     call = ControlCall(Path(socket))
-    return Feed(
-        call, await _answer(call, write_request(protocol.RosterRequest(kind=kind))), ring, kind, source, incarnation
-    )
+    return Feed(call, await _answer(call, protocol.RosterRequest(kind=kind)), ring, kind, source, incarnation)
 
 
-async def _answer(call: ControlCall, request: bytes) -> Any:
+async def _answer(call: ControlCall, request: Request[DescribedRoster]) -> DescribedRoster:
     async with aclosing(cast("AsyncGenerator[bytes]", call.ask(request))) as lines:
-        return read_reply(await anext(lines)).ok
+        return read_single(await anext(lines), request)
 
 
 __all__ = ["BATCH_BYTES", "MESSAGE_BYTES_MAX", "BlockingFeed", "Feed", "open_blocking_feed", "open_feed"]

@@ -29,7 +29,7 @@ class Echo:
 def ask(path: Path, line: bytes, count: int) -> list[bytes]:
     client = ControlClient(path, timeout_s=10)
     try:
-        answers = client.ask(line)
+        answers = client.lines(line)
         return [next(answers) for _ in range(count)]
     finally:
         client.close()

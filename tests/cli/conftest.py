@@ -165,7 +165,7 @@ class Folder:
         """Asks the node here directly, which is quicker than a process for each request."""
         client = ControlClient(self.path / "delivery.db.sock")
         try:
-            line = next(client.ask(json.dumps({"v": 1, **request}).encode() + b"\n"))
+            line = next(client.lines(json.dumps({"v": 1, **request}).encode() + b"\n"))
             return json.loads(line)["ok"]
         finally:
             client.close()

@@ -9,6 +9,7 @@ from functools import partial
 
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
+from stigmergy.control.protocol import ControlEndpoint
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
@@ -51,7 +52,7 @@ class Owner:
         await self._peers.start()
         live.peers = self._peers
         desk = ControlService(live, Ed25519Verifier(), NodeDescription("1", "memory:", host.key), lambda: None)
-        self._door = NatsControlServer(self._link, self._fleet.name, self._shard, desk, epoch)
+        self._door = NatsControlServer(self._link, self._fleet.name, self._shard, ControlEndpoint(desk), epoch)
         await self._door.start()
         self.host = host
 

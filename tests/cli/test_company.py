@@ -97,7 +97,7 @@ class Town:
         client = ControlClient(self.path / f"n{number}.db.sock")
         found: list[Any] = []
         try:
-            for line in client.ask(json.dumps({"v": 1, **request}).encode() + b"\n"):
+            for line in client.lines(json.dumps({"v": 1, **request}).encode() + b"\n"):
                 reply = json.loads(line)
                 if "end" in reply:
                     return found

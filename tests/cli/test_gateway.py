@@ -117,12 +117,12 @@ def town(tmp_path: Path) -> Iterator[Town]:
 
 
 def numbers(gateway: GatewayProcess, agent: str = "Drone/7") -> list[int]:
-    found: list[int] = gateway.ask(StateRequest(agent=agent))["state"]["numbers"]
+    found: list[int] = gateway.ask(StateRequest(agent=agent)).state["numbers"]
     return found
 
 
 def link(gateway: GatewayProcess) -> str:
-    found: str = gateway.ask(StatusRequest())["link"]["state"]
+    found: str = gateway.ask(StatusRequest()).link.state
     return found
 
 
@@ -174,7 +174,7 @@ async def test_device_site_region_through_cuts_and_kills(town: Town, tmp_path: P
         await fly(drone)
         await wait_until(lambda: numbers(site) == list(range(20)))
         answer = await asyncio.to_thread(site.ask, SendRequest(agent="Drone/8", command="Arrive", fields={"number": 1}))
-        assert answer["accepted"], "commands are answered while the site is alone"
+        assert answer.accepted, "commands are answered while the site is alone"
         await asyncio.to_thread(site.kill)
         await fly(drone)
         await asyncio.to_thread(site.start)
@@ -192,12 +192,10 @@ async def test_device_site_region_through_cuts_and_kills(town: Town, tmp_path: P
         took_s = await wait_until(lambda: len(numbers(region)) == number)
         print(f"caught up in {took_s:.2f} s after the region was back")
         assert numbers(region) == list(range(number))
-        assert region.ask(StateRequest(agent="Drone/7"))["state"]["moved"] == 0, (
-            "only what the rule lets through goes up"
-        )
+        assert region.ask(StateRequest(agent="Drone/7")).state["moved"] == 0, "only what the rule lets through goes up"
         assert numbers(region, "Drone/8") == [1]
         await wait_until(lambda: link(site) == "up")
-        assert site.ask(StatusRequest())["counters"]["local_only"] == 0
+        assert site.ask(StatusRequest()).counters["local_only"] == 0
     assert await asyncio.to_thread(site.stop) == 0
     await proxy.close()
 
@@ -211,7 +209,7 @@ async def test_three_levels_find_each_other_whoever_comes_first(town: Town) -> N
     for number in range(5):
         await asyncio.to_thread(site.ask, SendRequest(agent="Drone/7", command="Arrive", fields={"number": number}))
     assert link(site) == "local-only"
-    await wait_until(lambda: "no hub answers" in site.ask(StatusRequest())["link"]["why"])
+    await wait_until(lambda: "no hub answers" in site.ask(StatusRequest()).link.why)
     await asyncio.to_thread(region.start)
     await asyncio.to_thread(cloud.start)
     await wait_until(lambda: numbers(region) == list(range(5)))

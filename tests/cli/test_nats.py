@@ -16,7 +16,7 @@ from stigmergy.base.errors import NotRunning
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.places import load_fleet
 from stigmergy.cli.main import main
-from stigmergy.control.protocol import SendRequest, StatusRequest, read_reply, write_request
+from stigmergy.control.protocol import SendRequest, StatusRequest, answers_to
 from stigmergy.shard.homes import shard_of
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.cli.hamlet import Hamlet
@@ -231,9 +231,12 @@ def test_a_program_asks_again_and_again_over_one_connection(scene: Scene) -> Non
         send = SendRequest(
             agent=f"Scout/{ZONES[number]}-9", command="Report", fields={"seen": "x"}, command_id=str(number)
         )
-        assert read_reply(next(client.ask(write_request(send)))).ok["accepted"]
-    lines = client.ask(write_request(StatusRequest()))
-    assert read_reply(next(lines)).ok["agents"] >= 5
+        (answer,) = answers_to(client.ask(send))
+        assert answer.accepted
+    replies = client.ask(StatusRequest())
+    found = next(replies).ok
+    assert found is not None
+    assert found.agents >= 5
     with pytest.raises(NotRunning):
-        next(lines)
+        next(replies)
     client.close()

@@ -13,43 +13,52 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from stigmergy.audit.listing import Cause, LogEntry, Owing
 from stigmergy.base.errors import NotRunning
 from stigmergy.cli.display.frames import COLUMNS_MIN, Page, Sampler, Seen, View, draw, fit
 from stigmergy.cli.display.output import Cell
+from stigmergy.control.replies import LetterReply, LinkReply, RecoveryReply, StatusReply
 from tests.cli.conftest import Folder
 from tests.cli.terminal import Terminal, in_terminal
 
 TOP = [sys.executable, "-m", "stigmergy", "top", "--every", "0.2"]
-STATUS: dict[str, Any] = {
-    "fleet": "delivery",
-    "version": "0.1.0",
-    "pid": 4711,
-    "up_s": 7500.0,
-    "cpu_s": 12.0,
-    "memory_peak_bytes": 45 * 2**20,
-    "journal": "sqlite:delivery.db",
-    "journal_bytes": 3 * 2**20,
-    "agents": 1234,
-    "events": 98_765_432,
-    "commits": 4_000,
-    "owed": 7,
-    "waiting": 3,
-    "dead_letters": 2,
-    "stopped": {f"Drone/D-{number}": "2 failed inputs within 60 s" for number in range(9)},
-    "counters": {"inputs": 120, "shed_items": 5, "malformed": 1, "gaps": 0},
-    "link": {"state": "none", "why": "", "owed": 0, "members": 0},
-    "troubles": ["no snapshot of shard 0: something"],
-}
-ENTRY: dict[str, Any] = {
-    "kind": "event",
-    "agent": "Drone/D-17",
-    "type": "MissionStarted@1",
-    "fields": {"mission": "\x1b[2J\x07M"},
-    "time": "2026-11-15T09:22:18.849337Z",
-    "effects": [{"type": "Land@1", "sink": "actuators", "to": ""}],
-    "refused": None,
-}
-LETTER = {"letter": "0.6.0", "agent": "Drone/D-1", "error": "RuntimeError: oh", "type": "Stumble@1", "fields": {}}
+STATUS = StatusReply(
+    fleet="delivery",
+    version="0.1.0",
+    pid=4711,
+    up_s=7500.0,
+    cpu_s=12.0,
+    memory_peak_bytes=45 * 2**20,
+    journal="sqlite:delivery.db",
+    journal_bytes=3 * 2**20,
+    agents=1234,
+    events=98_765_432,
+    commits=4_000,
+    owed=7,
+    waiting=3,
+    dead_letters=2,
+    stopped={f"Drone/D-{number}": "2 failed inputs within 60 s" for number in range(9)},
+    heads=[],
+    signers=[],
+    recovered=RecoveryReply(0, 0, 0, {}, []),
+    counters={"inputs": 120, "shed_items": 5, "malformed": 1, "gaps": 0},
+    troubles=["no snapshot of shard 0: something"],
+    link=LinkReply("none", "", 0, 0),
+)
+ENTRY = LogEntry(
+    kind="event",
+    shard=0,
+    position=1,
+    index=0,
+    time="2026-11-15T09:22:18.849337Z",
+    time_ns=0,
+    agent="Drone/D-17",
+    type="MissionStarted@1",
+    fields={"mission": "\x1b[2J\x07M"},
+    cause=Cause("command"),
+    effects=[Owing("actuators", 1, "Land@1", {})],
+)
+LETTER = LetterReply("0.6.0", "Drone/D-1", "command", "Stumble@1", {}, "RuntimeError: oh")
 SEEN = Seen(
     10.0,
     STATUS,
@@ -113,10 +122,10 @@ def test_other_pages() -> None:
 
 def test_the_link_of_a_node_that_has_a_bus() -> None:
     assert "link" not in frame(SEEN, View(100, 40))
-    up = {"state": "up", "why": "", "owed": 0, "members": 3}
-    assert "\nlink up  3 members\n\n" in frame(structs.replace(SEEN, status={**STATUS, "link": up}), View(100, 40))
-    down = {"state": "local-only", "why": "no route", "owed": 1200, "members": 1}
-    shown = frame(structs.replace(SEEN, status={**STATUS, "link": down}), View(100, 40))
+    up = structs.replace(STATUS, link=LinkReply("up", "", 0, 3))
+    assert "\nlink up  3 members\n\n" in frame(structs.replace(SEEN, status=up), View(100, 40))
+    down = structs.replace(STATUS, link=LinkReply("local-only", "no route", 1200, 1))
+    shown = frame(structs.replace(SEEN, status=down), View(100, 40))
     assert "\nlink local-only  1 member  1,200 to publish\nlink no route\n\n" in shown
 
 
@@ -135,15 +144,15 @@ def test_rates_are_of_one_process(shared: Folder) -> None:
     second = sampler.look(last=4, letters=True)
     assert first.status is not None
     assert second.status is not None
-    took_s = second.status["up_s"] - first.status["up_s"]
+    took_s = second.status.up_s - first.status.up_s
     assert second.events_per_s == pytest.approx(5 / took_s)
     assert second.commits_per_s == pytest.approx(5 / took_s)
     assert second.counters_per_s["accepted"] == pytest.approx(5 / took_s)
-    assert [entry["fields"]["mission"] for entry in second.last] == ["M3", "M3", "M4", "M4"]
+    assert [entry.fields["mission"] for entry in second.last] == ["M3", "M3", "M4", "M4"]
     assert second.letters == []
     sampler.close()
     # The same numbers from another process say nothing about a rate.
-    sampler._before = structs.replace(second, status={**second.status, "pid": 1})
+    sampler._before = structs.replace(second, status=structs.replace(second.status, pid=1))
     assert sampler.look().events_per_s is None
     sampler.close()
 

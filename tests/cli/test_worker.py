@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -19,11 +20,12 @@ from stigmergy.base.system import SystemEntropy
 from stigmergy.bus.port import BusMessage
 from stigmergy.cli.display.places import load_fleet
 from stigmergy.cli.main import main
-from stigmergy.control.protocol import SendRequest, StateRequest, read_reply, write_request
+from stigmergy.control.protocol import Request, SendRequest, StateRequest, answers_to
 from stigmergy.nats.bus import open_bus
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.formats.manual import tables
 
+R = TypeVar("R")
 WAIT_S_MAX = 240.0
 SURVEY = """
 from stigmergy import (
@@ -150,18 +152,15 @@ class Client:
 
     def look(self, agent: str, at: str) -> None:
         reply = self._ask(SendRequest(agent=agent, command="Look", fields={"at": at}, command_id=f"{agent} {at}"))
-        assert reply["accepted"]
+        assert reply.accepted
 
     def state(self, agent: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask(StateRequest(agent=agent))["state"]
-        return found
+        return self._ask(StateRequest(agent=agent)).state
 
-    def _ask(self, request: SendRequest | StateRequest) -> Any:
-        lines = self._client.ask(write_request(request))
-        try:
-            return read_reply(next(lines)).ok
-        finally:
-            lines.close()
+    def _ask(self, request: Request[R]) -> R:
+        with closing(self._client.ask(request)) as replies:
+            (found,) = answers_to(replies)
+            return found
 
     def close(self) -> None:
         self._client.close()

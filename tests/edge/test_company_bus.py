@@ -22,7 +22,7 @@ async def test_a_bus_is_all_that_is_needed(tmp_path: Path, mosquitto: Broker) ->
         await south.observe(TWO, Arrived(vehicle="V-2"))
         await wait_until(lambda: vehicles(north, ONE) == vehicles(south, TWO) == ["V-1", "V-2"])
         desk = ReplicationService(north.replication)
-        await wait_until(lambda: next(desk.shared(protocol.SharedRequest()))["in_step"] == ["n1"])
+        await wait_until(lambda: next(desk.shared(protocol.SharedRequest())).in_step == ["n1"])
         standing = north.standing().company.shared
         assert standing is not None
         assert (standing.objects, standing.peers, standing.quarantined) == (1, 1, ())

@@ -96,7 +96,7 @@ class Ground:
         (socket,) = self._folder.glob("*.sock")
         client = ControlClient(socket)
         try:
-            return json.loads(next(client.ask(json.dumps({"v": 1, **request}).encode() + b"\n")))["ok"]
+            return json.loads(next(client.lines(json.dumps({"v": 1, **request}).encode() + b"\n")))["ok"]
         finally:
             client.close()
 

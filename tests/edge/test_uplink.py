@@ -166,7 +166,7 @@ class Program:
         (socket,) = self.folder.glob("*.sock")
         client = ControlClient(socket)
         try:
-            found: dict[str, Any] = json.loads(next(client.ask(b'{"v": 1, "do": "status"}\n')))["ok"]
+            found: dict[str, Any] = json.loads(next(client.lines(b'{"v": 1, "do": "status"}\n')))["ok"]
             return found
         finally:
             client.close()

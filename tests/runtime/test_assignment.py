@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from stigmergy.app.fleet import verifier
 from stigmergy.base.errors import ConfigError, NotAssigned, UnknownKind
 from stigmergy.bus.memory import MemoryBroker
 from stigmergy.control.live import Live
+from stigmergy.control.protocol import ControlEndpoint
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
@@ -150,7 +152,9 @@ def test_calls_and_envelopes_for_others_are_refused_and_nobody_is_born() -> None
 def test_the_control_socket_refuses_too() -> None:
     async def main(node: SimNode) -> None:
         live = await node.start()
-        desk = ControlService(live, verifier(), NodeDescription("1", "memory:", (1, b"")), lambda: None)
+        desk: Any = ControlEndpoint(
+            ControlService(live, verifier(), NodeDescription("1", "memory:", (1, b"")), lambda: None)
+        )
         for line in (
             b'{"v":1,"do":"send","agent":"Cart/c07","command":"Drive","texts":{"to":"x"},"command_id":"1"}',
             b'{"v":1,"do":"observe","agent":"Cart/c07","event":"Seen","texts":{"by":"x"}}',

@@ -11,6 +11,7 @@ from stigmergy import Agent, Event, Events, Fleet, Live, ORSet, Shared, decide, 
 from stigmergy.base.errors import ConfigError
 from stigmergy.control import protocol, replication_service
 from stigmergy.control.replication_service import ReplicationService
+from stigmergy.control.replies import LiftReply, QuarantineReply
 from stigmergy.crdt.anti_entropy.authorship import Quarantined
 from stigmergy.network.replication import Replication
 
@@ -51,9 +52,9 @@ async def test_many_replicas_of_one_object(tmp_path: Path, monkeypatch: pytest.M
     async with fleet.running(journal=url, node="n0", mesh="udp://127.0.0.1:0") as live:
         desk = await gates(live)
         (found,) = desk.shared(protocol.SharedRequest())
-        assert (found["object"], len(found["agents"]), found["replicas_count"]) == (OBJECT, AGENTS, AGENTS)
-        assert len(found["replicas"]) == 5
-        assert [one["agent"] is not None for one in found["replicas"]] == [True] * 5
+        assert (found.object, len(found.agents), found.replicas_count) == (OBJECT, AGENTS, AGENTS)
+        assert len(found.replicas) == 5
+        assert [one.agent is not None for one in found.replicas] == [True] * 5
         replicas = replication_of(live).replicas
         assert replicas is not None
         known = [replica.hex() for replica, _ in replicas.machine.objects[0].store.context.vector()]
@@ -75,8 +76,8 @@ async def test_who_is_shut_out(tmp_path: Path) -> None:
             replicas.machine._context.shut_out(Quarantined(key, "", OBJECT, b"", "it lies", 1_800_000_000 * 10**9))
         first, second = desk.quarantine()
         told: dict[str, Any] = {"node": None, "object": OBJECT, "replica": None, "why": "it lies"}
-        assert first == {"key": "abcd", **told, "since": "2027-01-15T08:00:00.000000Z"}
-        assert second["key"] == "abef"
+        assert first == QuarantineReply(key="abcd", **told, since="2027-01-15T08:00:00.000000Z")
+        assert second.key == "abef"
         for digits, said in (
             ("ab", "are several keys that begin with 'ab'"),
             ("", "is no key ''"),
@@ -84,8 +85,8 @@ async def test_who_is_shut_out(tmp_path: Path) -> None:
         ):
             with pytest.raises(ConfigError, match=said):
                 desk.lift(protocol.LiftRequest(key=digits))
-        assert desk.lift(protocol.LiftRequest(key="ABC")) == {"key": "abcd", "lifted": True}
-        assert [one["key"] for one in desk.quarantine()] == ["abef"]
+        assert desk.lift(protocol.LiftRequest(key="ABC")) == LiftReply("abcd")
+        assert [one.key for one in desk.quarantine()] == ["abef"]
         assert len(live.standing().company.shared.quarantined) == 1  # type: ignore[union-attr]
 
 

@@ -8,26 +8,28 @@ import pytest
 
 from stigmergy.base.errors import JournalUnknown, LinkDown, NotOwned, NotRunning, StigmergyError
 from stigmergy.control.protocol import (
-    VERSION,
     AnyRequest,
     EnrolRequest,
     LettersRequest,
     ObserveRequest,
-    Reply,
     RetryRequest,
     SendRequest,
     StateRequest,
     StatusRequest,
-    write_error,
+    refusal,
+    single,
     write_reply,
-    write_request,
 )
 from stigmergy.control.retry import RetryingClient
 from stigmergy.sim.node import World
 
-ANSWER = write_reply(Reply(v=VERSION, ok={"accepted": True}))
+ANSWER = write_reply(single({"accepted": True}))
 SEND = SendRequest(agent="A/a", command="Go", command_id="1")
 OBSERVE = ObserveRequest(agent="A/a", event="Seen")
+
+
+def write_error(error: StigmergyError) -> bytes:
+    return write_reply(refusal(error))
 
 
 class Shard:
@@ -59,7 +61,7 @@ def asked(shard: Shard, request: AnyRequest) -> tuple[bytes, float]:
 
     async def main() -> tuple[bytes, float]:
         began_s = asyncio.get_running_loop().time()
-        lines = patient(shard).ask(write_request(request))
+        lines = patient(shard).ask(request)
         line = await anext(lines)
         return line, asyncio.get_running_loop().time() - began_s
 
@@ -135,7 +137,7 @@ def test_the_time_is_bounded(request_: AnyRequest, others: bool, within_s: float
     async def main() -> float:
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(NotRunning, match="nobody is there"):
-            await anext(patient(shard, others=others).ask(write_request(request_)))
+            await anext(patient(shard, others=others).ask(request_))
         return asyncio.get_running_loop().time() - began_s
 
     took_s = world.run(main())
@@ -147,7 +149,7 @@ def test_an_answer_that_breaks_off_says_so() -> None:
     world = World(1)
 
     async def main() -> None:
-        lines = patient(Shard(ANSWER)).ask(write_request(SEND))
+        lines = patient(Shard(ANSWER)).ask(SEND)
         assert await anext(lines) == ANSWER
         with pytest.raises(NotRunning, match="broke while the answer came"):
             await anext(lines)

@@ -5,10 +5,13 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
-from stigmergy.control.protocol import VERSION, Reply, write_error, write_reply
+from stigmergy.control import protocol
+from stigmergy.control.protocol import ControlEndpoint, ExportRequest, Request, refusal, write_reply, write_request
+from stigmergy.control.replies import StatusReply
 from stigmergy.control.router import ControlRouter, MergedEntries, added_status
 from stigmergy.shard.homes import Homes, shard_of
 
@@ -18,21 +21,27 @@ AGENTS = {process: next(f"A/{n}" for n in range(99) if shard_of(f"A/{n}", SHARDS
 
 
 def ok(value: Any) -> bytes:
-    return write_reply(Reply(v=VERSION, ok=value))
+    return write_reply(protocol.single(value))
 
 
 def item(value: Any) -> bytes:
-    return write_reply(Reply(v=VERSION, item=value))
+    return write_reply(protocol.item(value))
+
+
+def write_error(error: Exception) -> bytes:
+    return write_reply(refusal(error))
 
 
 def stream(*items: Any) -> list[bytes]:
-    return [*map(item, items), write_reply(Reply(v=VERSION, end={"count": len(items)}))]
+    return [*map(item, items), write_reply(protocol.end(len(items)))]
 
 
 def status(**other: Any) -> dict[str, Any]:
     counts = dict.fromkeys(("agents", "events", "commits", "owed", "waiting", "dead_letters", "journal_bytes"), 3)
     return {
         **counts,
+        "fleet": "f",
+        "version": "1",
         "pid": 7,
         "up_s": 1.5,
         "cpu_s": 0.25,
@@ -44,7 +53,7 @@ def status(**other: Any) -> dict[str, Any]:
         "recovered": {"commits": 1, "events": 2, "signatures": 1, "snapshots": {}, "passed_over": []},
         "counters": {"accepted": 2},
         "troubles": [],
-        "link": {"state": "none"},
+        "link": {"state": "none", "why": "", "owed": 0, "members": 0},
         **other,
     }
 
@@ -58,10 +67,10 @@ class Process:
         self.is_down = False
         self.closed = 0
 
-    async def ask(self, request: bytes) -> AsyncIterator[bytes]:
+    async def ask(self, request: Request[Any]) -> AsyncIterator[bytes]:
         if self.is_down:
             raise NotRunning("nobody is there")
-        self.asked.append(json.loads(request))
+        self.asked.append(json.loads(write_request(request)))
         try:
             for line in self._answer(self.asked[-1]):
                 yield line
@@ -76,12 +85,7 @@ class Board:
 
     def __init__(self, *answers: Answer) -> None:
         self.processes = [Process(answer) for answer in answers]
-        self.stopped = 0
-        about = {"fleet": "f", "version": "1", "pid": 1, "up_s": 9.0, "journal": "sqlite:all"}
-        self.board = ControlRouter(Homes(SHARDS), self.processes, lambda: about, self._stop)
-
-    def _stop(self) -> None:
-        self.stopped += 1
+        self.board = ControlEndpoint(ControlRouter("f", "nats:all", Homes(SHARDS), self.processes))
 
     def ask(self, **request: Any) -> list[dict[str, Any]]:
         return asyncio.run(self._ask(request))
@@ -136,7 +140,8 @@ def test_answer_is_passed_on_as_it_is_also_a_refusal_and_a_stream() -> None:
 
 
 def test_shard_whose_owner_is_down_is_named_with_what_to_do() -> None:
-    board = both(lambda asked: stream({}) if asked["do"] in ("letters", "log", "verify") else [ok({})])
+    names: dict[str, Any] = {"kinds": {}, "agents": []}
+    board = both(lambda asked: stream({}) if asked["do"] == "verify" else [ok(names if asked["do"] == "names" else {})])
     board.processes[1].is_down = True
     (said,) = board.ask(do="state", agent=AGENTS[2])
     assert said["kind"] == "NotRunning"
@@ -150,10 +155,12 @@ def test_shard_whose_owner_is_down_is_named_with_what_to_do() -> None:
 
 @pytest.mark.parametrize("do", ["letters", "log", "claims", "shared", "quarantine"])
 def test_what_the_others_say_is_told_and_who_is_missing_with_it(do: str) -> None:
-    board = both(lambda _: stream({**claim(7, None), **entry(1, 0)}))
+    told = {**ITEMS, "log": entry(1, 0)}[do]
+    board = both(lambda _: stream(told))
     board.processes[1].is_down = True
     *items, last = board.ask(do=do)
-    assert [one["item"]["resource"] for one in items] == ["dock"]
+    marked = {"shard": 0} if do in ("shared", "quarantine") else {}
+    assert [one["item"] for one in items] == [{**marked, **told}]
     (missing,) = last["end"].pop("missing")
     assert last["end"] == {"count": 1}
     assert missing["shard"] == 1
@@ -164,7 +171,7 @@ def test_what_the_others_say_is_told_and_who_is_missing_with_it(do: str) -> None
 
 
 def test_nothing_is_retired_while_somebody_cannot_be_asked() -> None:
-    board = both(lambda _: stream({"object": "o", "replicas_count": 0, "replicas": []}))
+    board = both(lambda _: stream(held()))
     board.processes[1].is_down = True
     (said,) = board.ask(do="retire", object="o", replica="aa")
     assert said["kind"] == "NotRunning"
@@ -175,32 +182,54 @@ def test_nothing_is_retired_while_somebody_cannot_be_asked() -> None:
 def test_what_one_process_has_used_counts_once_for_all_its_shards() -> None:
     """Two shards of a worker tell the same process; another host may have a process of the same number."""
     shards = [status(pid=1, host="one"), status(pid=1, host="one"), status(pid=1, host="two")]
-    found = added_status({}, dict(enumerate(shards, start=1)), [], 3, 3)
-    assert (found["cpu_s"], found["memory_peak_bytes"], found["agents"]) == (0.5, 2000, 9)
+    told = {shard: msgspec.convert(one, StatusReply) for shard, one in enumerate(shards)}
+    found = added_status("f", "nats:", told, [], 3)
+    assert (found.cpu_s, found.memory_peak_bytes, found.agents) == (0.5, 2000, 9)
 
 
-def claim(read_to: int, holder: str | None, *believed: str) -> dict[str, Any]:
-    return {"resource": "dock", "read_to": read_to, "holder": holder, "believed": [*believed]}
+def claim(read_to: int, *believed: str, resource: str = "dock") -> dict[str, Any]:
+    nobody = dict.fromkeys(("holder", "token", "since", "for_s", "offered"))
+    beliefs = [
+        {"agent": agent, "claim": "c", "holds": False, "token": None, "left_s": 1.0, "renews": False, "asking": True}
+        for agent in believed
+    ]
+    return {"resource": resource, "read_to": read_to, **nobody, "queue": [], "believed": beliefs}
+
+
+def held(agent: str | None = None) -> dict[str, Any]:
+    """A shared object with one replica."""
+    replica = {"replica": "aa11", "counter": 1, "agent": agent, "retired": False}
+    counts = dict.fromkeys(("live", "live_bytes", "waiting"), 0)
+    lists = {"agents": [], "peers": [], "in_step": [], "replicas_count": 1, "replicas": [replica]}
+    return {"object": "o", "digest": "", "diverged": False, **counts, **lists}
+
+
+ITEMS: dict[str, dict[str, Any]] = {
+    "letters": {"letter": "0.1.1", "agent": "A/1", "source": "s", "type": "T", "fields": {}, "error": "e"},
+    "claims": claim(7),
+    "shared": held(),
+    "quarantine": {"key": "aa", "node": None, "object": "o", "replica": None, "why": "w", "since": "s"},
+}
 
 
 def test_claims_are_told_by_who_has_read_furthest_with_what_all_believe() -> None:
     board = Board(
-        lambda _: stream(claim(7, "A/1", "A/1 holds"), {**claim(7, None), "resource": "bay"}),
-        lambda _: stream(claim(9, None, "A/2 asks")),
+        lambda _: stream(claim(7, "A/1"), claim(7, resource="bay")),
+        lambda _: stream(claim(9, "A/2")),
     )
     *items, end = board.ask(do="claims")
     assert [one["item"] for one in items] == [
-        {"resource": "bay", "read_to": 7, "holder": None, "believed": []},
-        {"resource": "dock", "read_to": 9, "holder": None, "believed": ["A/1 holds", "A/2 asks"]},
+        claim(7, resource="bay"),
+        claim(9, "A/1", "A/2"),
     ]
     assert end["end"] == {"count": 2}
 
 
 def test_shared_objects_are_listed_with_who_holds_them() -> None:
     none = write_error(ConfigError("this node holds no shared object"))
-    board = Board(lambda _: [none], lambda _: stream({"object": "o"}))
+    board = Board(lambda _: [none], lambda _: stream(held()))
     *items, _ = board.ask(do="shared", object="o")
-    assert [one["item"] for one in items] == [{"shard": 1, "object": "o"}]
+    assert [one["item"] for one in items] == [{"shard": 1, **held()}]
     (said,) = both(lambda _: [none]).ask(do="shared", object="o")
     assert said["error"] == "this node holds no shared object"
 
@@ -214,14 +243,15 @@ def test_a_key_is_lifted_wherever_it_is_shut_out() -> None:
 
 def test_a_replica_of_an_agent_anywhere_is_not_retired() -> None:
     def holding(agent: str | None) -> Answer:
-        held = {"object": "o", "replicas_count": 1, "replicas": [{"replica": "aa11", "agent": agent}]}
-        return lambda asked: stream(held) if asked["do"] == "shared" else [ok({"retired": True})]
+        done = {"object": "o", "replica": "aa11", "retired": True}
+        return lambda asked: stream(held(agent)) if asked["do"] == "shared" else [ok(done)]
 
     board = Board(holding(None), holding("A/1"))
     (said,) = board.ask(do="retire", object="o", replica="aa")
     assert "is that of A/1, and not dead" in said["error"]
     assert [[one["do"] for one in process.asked] for process in board.processes] == [["shared"], ["shared"]]
-    assert Board(holding(None), holding(None)).ask(do="retire", object="o", replica="aa")[0]["ok"] == {"retired": True}
+    (done,) = Board(holding(None), holding(None)).ask(do="retire", object="o", replica="aa")
+    assert done["ok"]["retired"] is True
 
 
 def test_status_adds_up_and_remembers_one_that_is_down() -> None:
@@ -229,7 +259,7 @@ def test_status_adds_up_and_remembers_one_that_is_down() -> None:
     (before,) = board.ask(do="status")
     found = before["ok"]
     assert (found["agents"], found["cpu_s"], found["counters"]) == (6, 0.5, {"accepted": 4})
-    assert (found["pid"], found["journal"], found["recovered"]["events"]) == (1, "sqlite:all", 4)
+    assert (found["pid"], found["journal"], found["recovered"]["events"]) == (None, "nats:all", 4)
     assert [(one["process"], one["first_shard"], one["last_shard"]) for one in found["processes"]] == [
         (1, 0, 0),
         (2, 1, 1),
@@ -252,7 +282,9 @@ def test_status_before_anybody_has_answered() -> None:
 
 
 def entry(time_ns: int, shard: int) -> dict[str, Any]:
-    return {"time_ns": time_ns, "shard": shard, "position": time_ns, "index": 0}
+    told = {"type": "T@1", "fields": {}, "cause": {"source": "s", "command": "", "command_id": ""}}
+    place = {"kind": "event", "shard": shard, "position": time_ns, "index": 0, "time": "t", "time_ns": time_ns}
+    return {**place, "agent": "A/1", **told, "effects": [], "refused": None}
 
 
 def test_log_is_cut_to_what_was_asked_at_the_right_end() -> None:
@@ -284,10 +316,10 @@ def test_export_that_breaks_on_the_way_says_so() -> None:
         yield item(entry(1, 0))
         raise NotRunning("it is gone")
 
-    async def main() -> list[bytes]:
-        return [line async for line in MergedEntries([broken()])]
+    async def main() -> list[Any]:
+        return [line async for line in MergedEntries([broken()], ExportRequest())]
 
-    lines = [json.loads(line) for line in asyncio.run(main())]
+    lines = [json.loads(line if isinstance(line, bytes) else write_reply(line)) for line in asyncio.run(main())]
     assert lines[-1]["kind"] == "NotRunning"
     assert not any("end" in line for line in lines)
 
@@ -312,13 +344,14 @@ def test_what_cannot_be_asked_of_all_is_refused(request_: dict[str, Any]) -> Non
 
 
 def test_signers_are_changed_in_all_and_nonsense_is_refused() -> None:
-    board = both(lambda _: [ok({"enrolled": True})])
-    assert board.ask(do="enrol", public_key="aa")[0]["ok"] == {"enrolled": True}
-    assert board.ask(do="revoke", public_key="aa")[0]["ok"] == {"enrolled": True}
+    enrolled, revoked = {"public_key": "aa", "enrolled": True}, {"public_key": "aa", "revoked_after": 7}
+    board = both(lambda asked: [ok(enrolled if asked["do"] == "enrol" else revoked)])
+    assert board.ask(do="enrol", public_key="aa")[0]["ok"] == enrolled
+    assert board.ask(do="revoke", public_key="aa")[0]["ok"] == revoked
     assert [len(process.asked) for process in board.processes] == [2, 2]
     for request in ({"do": "log", "shard": 9}, {"do": "drop", "letter": "9.1.1"}, {"do": "drop", "letter": "x"}):
         assert board.ask(**request)[0]["kind"] == "ConfigError"
     assert board.ask(do="nothing")[0]["kind"] == "Malformed"
-    assert board.ask(do="stop") == [{"v": 1, "ok": {"stopping": True}}]
-    assert board.stopped == 1
+    (said,) = board.ask(do="stop")
+    assert "workers are stopped where they run" in said["error"]
     assert json.loads(board.board.refuse(StigmergyError("full")))["error"] == "full"

@@ -6,21 +6,22 @@ A `ClusterClient` runs its link in its own thread, so that the link goes on whil
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stigmergy.base.errors import ConfigError, LinkDown, Malformed, NotRunning
 from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import FLEET, FleetShape, WorkerRecord, read_record
-from stigmergy.control.protocol import AnyRequest, read_reply, write_request
+from stigmergy.control.protocol import Answers, Reply, Request, checked, read_reply
 from stigmergy.control.retry import MOVED_S_MAX, RetryingClient
-from stigmergy.control.router import WORKERS, ControlRouter
+from stigmergy.control.router import ControlRouter
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.homes import Homes
 
 if TYPE_CHECKING:
     from stigmergy.nats.link import NatsLink
 
+R = TypeVar("R")
 ASK_S_MAX = 65.0
 """No line of an answer takes so long, but for what is broken."""
 CLOSE_S_MAX = 5.0
@@ -39,22 +40,19 @@ class Workers:
 
         self._link, self._fleet, self._shards = link, fleet, homes.shards
         self._room = NatsControlClient(link, fleet)
-        about = {"fleet": fleet, "version": "", "pid": None, "up_s": 0.0, "journal": link.address.shown}
         branches = [RetryingClient(self._room.branch(shard), self._is_anybody_there) for shard in range(homes.shards)]
-        self.board = ControlRouter(homes, branches, lambda: about, _cannot_stop, WORKERS)
+        self.board = ControlRouter(fleet, link.address.shown, homes, branches)
 
-    async def ask(self, request: AnyRequest) -> Any:
+    async def ask(self, request: Request[R]) -> R:
         """The one answer to a request; raises what the owner refuses with, and NotRunning where nobody answers."""
-        lines = await self.board.answer(write_request(request))
+        answers = await self.board.answer(request)
         try:
-            line = await _next(lines)
+            reply = await _next(answers, request)
         finally:
-            close = getattr(lines, "aclose", None)
-            if close is not None:
-                await close()
-        if line is None:
+            await _close(answers)
+        if reply is None or reply.ok is None:
             raise NotRunning("the answer ended before it began; ask again")
-        return read_reply(line).ok
+        return reply.ok
 
     async def check_bus(self) -> None:
         """Refuses to listen where agents are not heard: workers without a bus publish nothing. Where no worker is
@@ -184,17 +182,14 @@ class ClusterClient:
             raise NotRunning(str(error)) from None
         self._workers = Workers(self._link.link, fleet.homes, fleet.name)
 
-    def ask(self, request: bytes) -> Generator[bytes, None, None]:
-        """Sends a line; the lines that come back, for as long as the caller takes them. Raises NotRunning."""
-        lines = self._run(self._workers.board.answer(request))
+    def ask(self, request: Request[R]) -> Generator[Reply[R], None, None]:
+        """The replies to a request, for as long as the caller takes them. Raises NotRunning, and refusals."""
+        answers = self._run(self._workers.board.answer(request))
         try:
-            while (line := self._run(_next(lines))) is not None:
-                if line:
-                    yield line
+            while (reply := self._run(_next(answers, request))) is not None:
+                yield reply
         finally:
-            close = getattr(lines, "aclose", None)
-            if close is not None:
-                self._run(close())
+            self._run(_close(answers))
         raise NotRunning("the answer ended before it was whole; ask again")
 
     def close(self) -> None:
@@ -209,14 +204,17 @@ class ClusterClient:
             raise NotRunning(f"{error}; is the fleet stopped or overloaded?") from None
 
 
-async def _next(lines: Iterator[bytes] | AsyncIterator[bytes]) -> bytes | None:
-    if isinstance(lines, AsyncIterator):
-        try:
-            return await anext(lines)
-        except StopAsyncIteration:
-            return None
-    return next(lines, None)
+async def _next(answers: Answers, request: Request[R]) -> Reply[R] | None:
+    """The next reply; None when there are no more. Only a line that came from an owner is decoded."""
+    try:
+        answer = await anext(answers) if isinstance(answers, AsyncIterator) else next(answers)
+    except (StopIteration, StopAsyncIteration):
+        return None
+    return read_reply(answer, request) if isinstance(answer, bytes) else checked(answer)
 
 
-def _cannot_stop() -> None:
-    raise ConfigError("workers are stopped where they run, each by Ctrl-C or SIGTERM; the others take its shards over")
+async def _close(answers: Answers) -> None:
+    """Wants no more of them."""
+    close = getattr(answers, "aclose", None)
+    if close is not None:
+        await close()

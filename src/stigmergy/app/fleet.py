@@ -28,6 +28,7 @@ from stigmergy.base.trust import Signer, Verifier
 from stigmergy.bus.port import Bus
 from stigmergy.claims.sqlite_file import inspect_ledger
 from stigmergy.control.live import Live
+from stigmergy.control.protocol import ControlEndpoint
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.control.socket import ControlCall, ControlClient, ControlServer, answers_at
 from stigmergy.journal.port import Journal
@@ -273,7 +274,7 @@ class Running:
         node = NodeDescription(
             version, shown_url(self.url), (self._signer.algorithm, self._signer.public_key), self._signer
         )
-        return ControlServer(path, ControlService(live, verifier(), node, stop))
+        return ControlServer(path, ControlEndpoint(ControlService(live, verifier(), node, stop)))
 
 
 def _say_to_the_log(sentence: str) -> None:

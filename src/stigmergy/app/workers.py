@@ -32,6 +32,7 @@ from stigmergy.cluster.owned_shard import ShardControlServer, ShardServices, Wor
 from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.worker import JOIN_PAUSE_S, PASSING, Tell, Worker
 from stigmergy.control.live import Live
+from stigmergy.control.protocol import ControlEndpoint
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.journal.port import JournalIdentity, ShardLog
 from stigmergy.membership.bus_mesh import BusMesh
@@ -225,7 +226,7 @@ class NatsClusterBackend:
 
         def control_server(live: Live) -> ShardControlServer:
             service = LeasedService(ControlService(live, verifier(), node, self._stop), host.may_act)
-            return NatsControlServer(link, fleet.name, shard, service, lambda: claim)
+            return NatsControlServer(link, fleet.name, shard, ControlEndpoint(service), lambda: claim)
 
         return ShardServices(
             peers=peers,

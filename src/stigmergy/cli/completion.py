@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -29,7 +29,8 @@ from stigmergy.cli.display.output import Output, printable
 from stigmergy.cli.display.places import config_of, find_fleet, find_running
 from stigmergy.control import protocol
 from stigmergy.control.description import described_kind
-from stigmergy.control.protocol import read_reply, write_request
+from stigmergy.control.protocol import answers_to
+from stigmergy.control.replies import KindNames, NamesReply
 
 # Names that only a running node or the user's module knows: agents, commands, events, fields, dead letters. A
 # completion must be quick: names that are not there within NAMES_S_MAX are not offered, and nothing is an error.
@@ -41,6 +42,8 @@ NAMES_S_MAX = COMPLETING_S_MAX / 2
 AGENTS_COUNT_MAX = 200
 MODULES_COUNT_MAX = 200
 MODULE_BYTES_MAX = 256 * 1024
+NO_NAMES = KindNames({}, {})
+R = TypeVar("R")
 _FLEET = re.compile(r"^(\w+)\s*(?::[^=\n]+)?=\s*(?:stigmergy\.)?Fleet\(", re.MULTILINE)
 
 Given = Mapping[str, list[str]]
@@ -79,65 +82,63 @@ class CompletionNames:
 
     def _agents(self, given: Given, current: str) -> Pairs:
         known = self._known(given, current)
-        yield from ((agent, "") for agent in known["agents"])
-        if not known["agents"]:
-            yield from ((f"{kind}/", "agents of this kind") for kind in known["kinds"])
+        yield from ((agent, "") for agent in known.agents)
+        if not known.agents:
+            yield from ((f"{kind}/", "agents of this kind") for kind in known.kinds)
 
     def _messages(self, given: Given, sort: str) -> Pairs:
         kind = given.get("agent", [""])[0].partition("/")[0]
-        messages = self._known(given).get("kinds", {}).get(kind, {}).get(sort, {})
-        yield from ((name, " ".join(fields)) for name, fields in messages.items())
+        messages = self._known(given).kinds.get(kind, NO_NAMES)
+        yield from ((name, " ".join(fields)) for name, fields in getattr(messages, sort).items())
 
     def _tags(self, given: Given) -> Pairs:
-        for kind, messages in self._known(given)["kinds"].items():
-            yield from ((name, f"command of {kind}") for name in messages["commands"])
-            yield from ((name, f"event of {kind}") for name in messages["events"])
+        for kind, messages in self._known(given).kinds.items():
+            yield from ((name, f"command of {kind}") for name in messages.commands)
+            yield from ((name, f"event of {kind}") for name in messages.events)
 
     def _fields(self, given: Given) -> Pairs:
         kind = given.get("agent", [""])[0].partition("/")[0]
         sort = "commands" if "command" in given else "events"
         message = given.get("command", given.get("event", [""]))[0]
-        known = self._known(given)["kinds"].get(kind, {}).get(sort, {})
+        messages = self._known(given).kinds.get(kind, NO_NAMES)
         used = [field.partition("=")[0].removesuffix(":") for field in given.get("fields", ())]
-        yield from ((f"{name}=", "") for name in known.get(message, ()) if name not in used)
+        yield from ((f"{name}=", "") for name in getattr(messages, sort).get(message, ()) if name not in used)
 
     def _letters(self, given: Given) -> Pairs:
-        yield from (
-            (one["letter"], f"{one['agent']} {one['error']}") for one in _listed(given, protocol.LettersRequest())
-        )
+        yield from ((one.letter, f"{one.agent} {one.error}") for one in _listed(given, protocol.LettersRequest()))
 
     def _objects(self, given: Given) -> Pairs:
         if given.get("action", [""])[0] in ("show", "retire"):
-            yield from ((one["object"], ", ".join(one["agents"])) for one in _listed(given, protocol.SharedRequest()))
+            yield from ((one.object, ", ".join(one.agents)) for one in _listed(given, protocol.SharedRequest()))
 
     def _shut_out(self, given: Given) -> Pairs:
-        yield from ((one["key"], one["why"]) for one in _listed(given, protocol.QuarantineRequest()))
+        yield from ((one.key, one.why) for one in _listed(given, protocol.QuarantineRequest()))
 
     def _replicas(self, given: Given) -> Pairs:
         """Those of the object that could be retired: not our own."""
         name = given.get("subject", [""])[0]
         if given.get("action") == ["retire"]:
             for one in _listed(given, protocol.SharedRequest(object=name)):
-                yield from ((its["replica"], "") for its in one["replicas"] if its["agent"] is None)
+                yield from ((its.replica, "") for its in one.replicas if its.agent is None)
 
     def _resources(self, given: Given) -> Pairs:
         for one in _listed(given, protocol.ClaimsRequest()):
-            holder = one["holder"]
-            yield one["resource"], "" if holder is None or not holder["agent"] else f"held by {holder['agent']}"
+            holder = one.holder
+            yield one.resource, "" if holder is None or not holder.agent else f"held by {holder.agent}"
 
-    def _known(self, given: Given, prefix: str = "") -> dict[str, Any]:
+    def _known(self, given: Given, prefix: str = "") -> NamesReply:
         """What the node says, or without one the module that the command line or the configuration names."""
         place = _place(given)
         with contextlib.suppress(StigmergyError):
             if (path := find_running(place)) is not None:
                 (known,) = _asked(path, protocol.NamesRequest(prefix=prefix, limit=AGENTS_COUNT_MAX))
-                return dict(known)
+                return known
             if place.fleet or config_of(place).fleet.module:
                 # What a module prints while it is imported is no completion.
                 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                     plans = find_fleet(place).plans
-                return {"agents": [], "kinds": {kind: described_kind(plan) for kind, plan in plans.items()}}
-        return {"agents": [], "kinds": {}}
+                return NamesReply({kind: described_kind(plan) for kind, plan in plans.items()}, [])
+        return NamesReply({}, [])
 
 
 def _place(given: Given) -> argparse.Namespace:
@@ -151,7 +152,7 @@ def _place(given: Given) -> argparse.Namespace:
     )
 
 
-def _listed(given: Given, request: protocol.AnyRequest) -> list[Any]:
+def _listed(given: Given, request: protocol.Request[R]) -> list[R]:
     """The items of a stream; none where nobody runs or answers."""
     with contextlib.suppress(StigmergyError):
         if (path := find_running(_place(given))) is not None:
@@ -159,20 +160,9 @@ def _listed(given: Given, request: protocol.AnyRequest) -> list[Any]:
     return []
 
 
-def _asked(path: Path, request: protocol.AnyRequest) -> list[Any]:
-    client = ControlClient(path, timeout_s=NAMES_S_MAX)
-    try:
-        found: list[Any] = []
-        for line in client.ask(write_request(request)):
-            reply = read_reply(line)
-            if reply.ok is not None:
-                return [reply.ok]
-            if reply.end is not None:
-                break
-            found.append(reply.item)
-        return found
-    finally:
-        client.close()
+def _asked(path: Path, request: protocol.Request[R]) -> list[R]:
+    with contextlib.closing(ControlClient(path, timeout_s=NAMES_S_MAX)) as client:
+        return answers_to(client.ask(request))
 
 
 def _fleets() -> Pairs:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import re
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from stigmergy.bus.cloudevents import JSON, CloudEvent, write_structured
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output, Progress, counted, json_line, printable_json, shown_bytes
 from stigmergy.cli.display.places import add_place, ask_stream, config_of, find_journal, find_running
-from stigmergy.control.protocol import ExportRequest, FlightRequest
+from stigmergy.control.protocol import ExportRequest, FlightRequest, read_item
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Commit
 
@@ -310,8 +309,8 @@ def _opened_journal(arguments: argparse.Namespace, progress: Progress) -> Iterat
         copied = Path(folder) / "copy.flight"
         with copied.open("wb") as file:
             for item in ask_stream(path, request):
-                file.write(base64.b64decode(item["data"]))
-                progress.show(item["commits"], item["of"])
+                file.write(item.data)
+                progress.show(item.commits, item.of)
         journal = inspect_journal(f"flight:{copied}")
         try:
             yield journal
@@ -362,11 +361,12 @@ def _entries(arguments: argparse.Namespace, progress: Progress) -> Iterator[_Des
         request = ExportRequest(**{name: getattr(selection, name) for name in selection.__struct_fields__})
         whose = ("", 0)
         for item in ask_stream(path, request):
-            if "of" in item:
-                progress.show(item["commits"], item["of"])
-                whose = (item["fleet"], item["incarnation"])
+            found = read_item(item, LogEntry)
+            if isinstance(found, LogEntry):
+                yield _Described(*whose, found)
             else:
-                yield _Described(*whose, msgspec.convert(item, LogEntry))
+                progress.show(found.commits, found.of)
+                whose = (found.fleet or "", found.incarnation or 0)
         return
     journal = inspect_all(find_journal(arguments))
     try:
@@ -465,7 +465,7 @@ def _flight_pieces(arguments: argparse.Namespace, cut: FlightSelection) -> Itera
             raise ConfigError("a running node seals a flight log with its own key; leave --key out, or stop the node")
         request = FlightRequest(agent=cut.agent, since_ns=cut.since_ns, until_ns=cut.until_ns, reason=cut.reason)
         for item in ask_stream(path, request):
-            yield item["commits"], item["of"], base64.b64decode(item["data"])
+            yield item.commits, item.of, item.data
         return
     url = find_journal(arguments)
     signer = load_signer(_sealing_key(arguments, url), create=False)

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from stigmergy.app.config import FleetConfig
@@ -279,7 +278,7 @@ def fleet_of(url: str | None) -> str | None:
         return None
     with contextlib.suppress(StigmergyError):
         if _runs(url):
-            return str(ask(control_path(url, ""), StatusRequest())["fleet"])
+            return ask(control_path(url, ""), StatusRequest()).fleet
         journal = inspect_journal(url)
         asyncio.run(journal.close())
         return journal.identity.fleet
@@ -386,18 +385,18 @@ def _elsewhere(url: str, wall_ns: int) -> tuple[list[Finding], Signers | None]:
 
 def _running(path: Path) -> tuple[list[Finding], Signers | None]:
     try:
-        status: dict[str, Any] = ask(path, StatusRequest())
+        status = ask(path, StatusRequest())
     except StigmergyError as error:
         return [ill("journal.node", f"a node listens at {path} and does not answer: {error}", "look at it")], None
-    signers = {bytes.fromhex(one["public_key"]): one["revoked_after"] for one in status["signers"]}
-    what = f"a node runs it (process {status['pid']}), {counted(status['agents'], 'agent')}, "
-    found = [well("journal.node", what + shown_bytes(status["journal_bytes"]), pid=status["pid"])]
-    found += [worry("journal.troubles", trouble, "see stigmergy status") for trouble in status["troubles"]]
-    if status["dead_letters"]:
-        what = counted(status["dead_letters"], "dead letter")
+    signers = {bytes.fromhex(one.public_key): one.revoked_after for one in status.signers}
+    what = f"a node runs it (process {status.pid}), {counted(status.agents, 'agent')}, "
+    found = [well("journal.node", what + shown_bytes(status.journal_bytes), pid=status.pid)]
+    found += [worry("journal.troubles", trouble, "see stigmergy status") for trouble in status.troubles]
+    if status.dead_letters:
+        what = counted(status.dead_letters, "dead letter")
         found.append(worry("journal.letters", what, "see stigmergy letters; retry or drop them"))
-    if status["stopped"]:
-        what = f"{counted(len(status['stopped']), 'agent')} stopped by supervision"
+    if status.stopped:
+        what = f"{counted(len(status.stopped), 'agent')} stopped by supervision"
         found.append(worry("journal.stopped", what, "see stigmergy status; then stigmergy resume"))
     return found, signers
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from stigmergy.app.fleet import (
     PublicKey,
@@ -31,16 +32,25 @@ from stigmergy.app.parts import shown_url
 from stigmergy.audit.flight import FlightVerification, FlightVerified
 from stigmergy.audit.flight_format import FlightSection
 from stigmergy.audit.history import read_moment
-from stigmergy.audit.listing import EntryFilter, list_log, readable_time
+from stigmergy.audit.listing import EntryFilter, LogEntry, list_log, readable_time
 from stigmergy.audit.verification import Verification
-from stigmergy.base.errors import ConfigError, JournalCorrupt
+from stigmergy.base.errors import ConfigError, JournalCorrupt, NotRunning
 from stigmergy.cli import export
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, Progress, counted, shown_fields
 from stigmergy.cli.display.places import Listing, add_place, ask, ask_list, ask_stream, find_journal, find_running
 from stigmergy.control.description import described_verification
 from stigmergy.control.log_service import answer_hold
-from stigmergy.control.protocol import HoldRequest, HoldsRequest, LogRequest, UnholdRequest, VerifyRequest
+from stigmergy.control.protocol import (
+    HoldRequest,
+    HoldsRequest,
+    LogRequest,
+    Request,
+    UnholdRequest,
+    VerifyRequest,
+    read_item,
+)
+from stigmergy.control.replies import VerifiedHead, VerifiedSigner, VerifyReply
 from stigmergy.control.router import added_verifications
 
 # `stigmergy log verify FILE …`: verifies flight logs, each by itself, and that several follow each other. It needs
@@ -76,8 +86,7 @@ def _verified_flight(
     flight = open_flight(path)
     try:
         if not flight.readable:
-            problems = [{"shard": one.shard, "position": one.position, "what": one.what} for one in flight.flaws]
-            raise JournalCorrupt(f"{path}: {problems[0]['what'] if problems else 'it has no opening'}")
+            raise JournalCorrupt(f"{path}: {flight.flaws[0].what if flight.flaws else 'it has no opening'}")
         verification = FlightVerification(flight, verifier(), trusted_key=key)
         with Progress(output, "verifying", "commits") as progress:
             for commits in verification.run_slowly():
@@ -91,9 +100,7 @@ def _verified_flight(
 
 def described(path: Path, found: FlightVerified) -> dict[str, Any]:
     """What was found in one file."""
-    said = described_verification(str(path), found.verified)
-    for signer in said["signers"]:
-        signer["fingerprint"] = fingerprint(PublicKey(signer["algorithm"], bytes.fromhex(signer["public_key"])))
+    said = msgspec.to_builtins(_with_fingerprints(described_verification(str(path), found.verified)))
     del said["journal"], said["snapshots"], said["snapshots_unfinished"]
     return {
         "file": str(path),
@@ -185,8 +192,8 @@ def set_hold(arguments: argparse.Namespace, output: Output) -> int:
     request = HoldRequest(reason=arguments.reason, by=_by(arguments), agent=arguments.agent, since_ns=since or 0)
     held = _do(arguments, request)
     output.document(held)
-    what = held["agent"] or "everything"
-    output.line(("held", GOOD), "  ", (what, NAME), f" by hold {held['hold']}; nothing of it is dropped")
+    what = held.agent or "everything"
+    output.line(("held", GOOD), "  ", (what, NAME), f" by hold {held.hold}; nothing of it is dropped")
     output.note("with a full disk the node stops rather than drop it: watch the disk")
     return exits.OK
 
@@ -195,23 +202,21 @@ def clear(arguments: argparse.Namespace, output: Output) -> int:
     """Clears a hold."""
     cleared = _do(arguments, UnholdRequest(hold=arguments.hold, reason=arguments.reason, by=_by(arguments)))
     output.document(cleared)
-    output.line(("cleared", GOOD), f"  hold {cleared['hold']}; retention may drop from the next check on")
+    output.line(("cleared", GOOD), f"  hold {cleared.hold}; retention may drop from the next check on")
     return exits.OK
 
 
 def list_holds(arguments: argparse.Namespace, output: Output) -> int:
     """Lists the holds."""
-    holds = _do(arguments, HoldsRequest())["holds"]
-    output.document({"holds": holds})
+    found = _do(arguments, HoldsRequest())
+    output.document(found)
     rows: list[list[Cell]] = []
-    for hold in holds:
-        state = ("open", WARN) if hold["open"] else ("cleared", HEADING)
-        ended = "" if hold["open"] else f" · cleared by {hold['cleared_by']}: {hold['cleared_why']}"
-        since = f" since {hold['since']}" if hold["since"] else ""
-        what = (hold["agent"] or "everything") + since
-        rows.append(
-            [str(hold["hold"]), state, hold["set"][:19], (what, NAME), f"{hold['by']}: {hold['reason']}{ended}"]
-        )
+    for hold in found.holds:
+        state = ("open", WARN) if hold.open else ("cleared", HEADING)
+        ended = "" if hold.open else f" · cleared by {hold.cleared_by}: {hold.cleared_why}"
+        since = f" since {hold.since}" if hold.since else ""
+        what = (hold.agent or "everything") + since
+        rows.append([str(hold.hold), state, hold.set[:19], (what, NAME), f"{hold.by}: {hold.reason}{ended}"])
     if rows:
         output.table(("HOLD", "STATE", "SET", "WHAT", "WHO AND WHY"), rows)
     elif not output.json:
@@ -227,7 +232,8 @@ def _do(arguments: argparse.Namespace, request: HoldRequest | UnholdRequest | Ho
         )
     path = find_running(arguments)
     if path is not None:
-        return ask(path, request)
+        asked: Request[Any] = request
+        return ask(path, asked)
     url = find_journal(arguments)
     # Opening it claims it: nobody can start a node while the record changes.
     journal = inspect_journal(url)
@@ -304,7 +310,7 @@ def show(arguments: argparse.Namespace, output: Output) -> int:
         limit=arguments.limit,
     )
     path = find_running(arguments)
-    listing, entries = Listing(), _from_journals(arguments, wanted) if path is None else iter(())
+    listing, entries = Listing[LogEntry](), _from_journals(arguments, wanted) if path is None else iter(())
     if path is not None:
         listing = ask_list(path, LogRequest(**{name: getattr(wanted, name) for name in wanted.__struct_fields__}))
         entries = iter(listing.items)
@@ -320,35 +326,35 @@ def show(arguments: argparse.Namespace, output: Output) -> int:
     return listing.end(output)
 
 
-def _from_journals(arguments: argparse.Namespace, wanted: EntryFilter) -> Iterator[dict[str, Any]]:
+def _from_journals(arguments: argparse.Namespace, wanted: EntryFilter) -> Iterator[LogEntry]:
     journal = inspect_all(find_journal(arguments))
     try:
         for entry in list_log(journal, wanted):
             if entry is not None:
-                yield msgspec.to_builtins(entry)
+                yield entry
     finally:
         asyncio.run(journal.close())
 
 
-def _rows(entry: dict[str, Any]) -> Iterator[list[Cell]]:
-    agent = entry["agent"] or "(shard)"
-    place = f"{entry['position']}.{entry['index']}" if entry["kind"] == "event" else f"{entry['position']}"
-    place = f"{entry['shard']}:{place}" if entry["shard"] else place
-    start: list[Cell] = [(place, HEADING), (entry["time"][:-4].replace("T", " "), HEADING), (agent, NAME)]
-    fields = shown_fields(entry["fields"])
-    if entry["kind"] == "answer":
-        yield [*start, f"? {_short(entry['type'])}", fields]
-        refused = entry["refused"]
+def _rows(entry: LogEntry) -> Iterator[list[Cell]]:
+    agent = entry.agent or "(shard)"
+    place = f"{entry.position}.{entry.index}" if entry.kind == "event" else f"{entry.position}"
+    place = f"{entry.shard}:{place}" if entry.shard else place
+    start: list[Cell] = [(place, HEADING), (entry.time[:-4].replace("T", " "), HEADING), (agent, NAME)]
+    fields = shown_fields(entry.fields)
+    if entry.kind == "answer":
+        yield [*start, f"? {_short(entry.type)}", fields]
+        refused = entry.refused
         yield ["", "", "", ("  accepted", GOOD)] if refused is None else ["", "", "", ("  refused", BAD), refused]
-    elif entry["kind"] == "event":
-        yield [*start, _short(entry["type"]), fields]
+    elif entry.kind == "event":
+        yield [*start, _short(entry.type), fields]
     else:
-        yield [*start, (f"  → {_short(entry['type'])}", WARN), fields]
+        yield [*start, (f"  → {_short(entry.type)}", WARN), fields]
         return
-    for effect in entry["effects"]:
-        target = f"{effect['to']} " if effect["to"] else ""
-        kind = _short(effect["type"]) or effect["sink"]
-        yield ["", "", "", (f"  → {target}{kind}", WARN), shown_fields(effect["fields"])]
+    for effect in entry.effects:
+        target = f"{effect.to} " if effect.to else ""
+        kind = _short(effect.type) or effect.sink
+        yield ["", "", "", (f"  → {target}{kind}", WARN), shown_fields(effect.fields)]
 
 
 def _short(tag: str) -> str:
@@ -370,14 +376,21 @@ def verify(arguments: argparse.Namespace, output: Output) -> int:
             found = _from_journal(arguments, trusted, progress)
         else:
             found = _from_node(path, trusted, progress)
-    for signer in found["signers"]:
-        signer["fingerprint"] = fingerprint(PublicKey(signer["algorithm"], bytes.fromhex(signer["public_key"])))
+    found = _with_fingerprints(found)
     output.document(found)
     _show_verified(found, output)
-    return exits.OK if found["sound"] else exits.REFUSED
+    return exits.OK if found.sound else exits.REFUSED
 
 
-def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
+def _with_fingerprints(found: VerifyReply) -> VerifyReply:
+    signers = [
+        structs.replace(one, fingerprint=fingerprint(PublicKey(one.algorithm, bytes.fromhex(one.public_key))))
+        for one in found.signers
+    ]
+    return structs.replace(found, signers=signers)
+
+
+def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None, progress: Progress) -> VerifyReply:
     url = find_journal(arguments)
     parts = find_parts(url)
     if not parts:
@@ -385,7 +398,7 @@ def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None, prog
     return added_verifications(shown_url(url), [_verified(part, trusted, progress) for part in parts])
 
 
-def _verified(url: str, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
+def _verified(url: str, trusted: PublicKey | None, progress: Progress) -> VerifyReply:
     journal = inspect_journal(url)
     try:
         key = None if trusted is None else (trusted.algorithm, trusted.key)
@@ -397,44 +410,49 @@ def _verified(url: str, trusted: PublicKey | None, progress: Progress) -> dict[s
         asyncio.run(journal.close())
 
 
-def _from_node(path: Path, trusted: PublicKey | None, progress: Progress) -> dict[str, Any]:
+def _from_node(path: Path, trusted: PublicKey | None, progress: Progress) -> VerifyReply:
     """A running node verifies its own journal; until it is done it says how far it has come."""
     request = (
         VerifyRequest() if trusted is None else VerifyRequest(trusted=trusted.key.hex(), algorithm=trusted.algorithm)
     )
-    found: dict[str, Any] = {}
-    for found in ask_stream(path, request):
-        if "of" in found:
-            progress.show(found["commits"], found["of"])
-    return found
+    verified: VerifyReply | None = None
+    for item in ask_stream(path, request):
+        found = read_item(item, VerifyReply)
+        if isinstance(found, VerifyReply):
+            verified = found
+        else:
+            progress.show(found.commits, found.of)
+    if verified is None:
+        raise NotRunning("the verification ended before it was whole; verify again")
+    return verified
 
 
-def _show_verified(found: dict[str, Any], output: Output) -> None:
-    output.line((found["journal"], NAME), "  ", ("sound", GOOD) if found["sound"] else ("not sound", BAD))
-    unfinished = found["snapshots_unfinished"]
+def _show_verified(found: VerifyReply, output: Output) -> None:
+    output.line((found.journal, NAME), "  ", ("sound", GOOD) if found.sound else ("not sound", BAD))
+    unfinished = found.snapshots_unfinished
     output.fields(
         [
-            ("commits", f"{found['commits']:,}"),
-            ("events", f"{found['events']:,}"),
-            ("signatures", f"{found['signatures']:,}"),
-            ("snapshots", f"{found['snapshots']:,}" + (f", and {unfinished} unfinished" if unfinished else "")),
-            *(("head", _head(head)) for head in found["heads"]),
-            *(("signer", _signer(signer)) for signer in found["signers"]),
+            ("commits", f"{found.commits:,}"),
+            ("events", f"{found.events:,}"),
+            ("signatures", f"{found.signatures:,}"),
+            ("snapshots", f"{found.snapshots:,}" + (f", and {unfinished} unfinished" if unfinished else "")),
+            *(("head", _head(head)) for head in found.heads),
+            *(("signer", _signer(signer)) for signer in found.signers),
         ]
     )
-    for problem in found["problems"]:
-        where = f"shard {problem['shard']}, position {problem['position']}: " if problem["position"] else ""
-        output.line(("wrong", BAD), f"  {where}{problem['what']}")
-    if not found["sound"]:
+    for problem in found.problems:
+        where = f"shard {problem.shard}, position {problem.position}: " if problem.position else ""
+        output.line(("wrong", BAD), f"  {where}{problem.what}")
+    if not found.sound:
         output.note("the log is not what was written; restore a copy, and keep this one for an investigation")
 
 
-def _head(head: dict[str, Any]) -> str:
-    begins = f" (begins at {head['first']})" if head["first"] > 1 else ""
-    return f"shard {head['shard']}, position {head['position']}{begins}, {head['digest']}"
+def _head(head: VerifiedHead) -> str:
+    begins = f" (begins at {head.first})" if head.first > 1 else ""
+    return f"shard {head.shard}, position {head.position}{begins}, {head.digest}"
 
 
-def _signer(signer: dict[str, Any]) -> str:
-    where = f"from position {signer['enrolled_at']}" if signer["enrolled_at"] else "from before the log begins"
-    until = f" to {signer['revoked_after']}, revoked" if signer["revoked_after"] is not None else ""
-    return f"{signer['fingerprint']}  {where}{until}, {signer['signatures']:,} signatures"
+def _signer(signer: VerifiedSigner) -> str:
+    where = f"from position {signer.enrolled_at}" if signer.enrolled_at else "from before the log begins"
+    until = f" to {signer.revoked_after}, revoked" if signer.revoked_after is not None else ""
+    return f"{signer.fingerprint}  {where}{until}, {signer.signatures:,} signatures"

@@ -36,7 +36,9 @@ from stigmergy.control.protocol import (
     StatusRequest,
     StopRequest,
 )
+from stigmergy.control.replies import CopyReply, HeadReply, LinkReply, ProcessReply, SignerReply
 from stigmergy.network.bus_link import NO_BUS, UP
+from stigmergy.uplink.sender import UplinkStatus
 
 STOP_WAIT_S = 30.0
 WORKER_HINT = "start one: stigmergy worker MODULE:FLEET --nats URL"
@@ -101,36 +103,36 @@ def status(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.name is not None or arguments.watch:
         raise ConfigError("NAME and --watch are for a cluster: give --nats URL, and no --fleet; or see stigmergy top")
     found = ask(find_place(arguments), StatusRequest())
-    is_cluster = found["pid"] is None
-    if is_cluster and all(one["pid"] is None for one in found["processes"]):
-        raise NotRunning(f"no worker of the fleet {found['fleet']!r} answers at {found['journal']}; {WORKER_HINT}")
+    is_cluster = found.is_on_workers
+    if found.is_unanswered:
+        raise NotRunning(f"no worker of the fleet {found.fleet!r} answers at {found.journal}; {WORKER_HINT}")
     output.document(found)
-    running = f"{counted(len(found['processes']), 'shard')} on" if is_cluster else f"process {found['pid']}, version"
-    output.line((found["fleet"], NAME), f"  {running} {found['journal'] if is_cluster else found['version']}")
+    running = f"{counted(len(found.parts), 'shard')} on" if is_cluster else f"process {found.pid}, version"
+    output.line((found.fleet, NAME), f"  {running} {found.journal if is_cluster else found.version}")
     output.fields(
         [
-            ("journal", f"{found['journal']}, {shown_bytes(found['journal_bytes'])}"),
-            ("log", f"{counted(found['events'], 'event')}, {_heads(found['heads'])}"),
-            ("agents", f"{found['agents']:,}"),
-            ("owed", counted(found["owed"], "effect")),
-            ("waiting", counted(found["waiting"], "observed event")),
-            ("dead letters", (f"{found['dead_letters']:,}", WARN if found["dead_letters"] else "")),
-            *_link(found["link"]),
+            ("journal", f"{found.journal}, {shown_bytes(found.journal_bytes)}"),
+            ("log", f"{counted(found.events, 'event')}, {_heads(found.heads)}"),
+            ("agents", f"{found.agents:,}"),
+            ("owed", counted(found.owed, "effect")),
+            ("waiting", counted(found.waiting, "observed event")),
+            ("dead letters", (f"{found.dead_letters:,}", WARN if found.dead_letters else "")),
+            *_link(found.link),
             *replication_fields(found),
-            *(("copy", _copy(copy)) for copy in found.get("copies", ())),
-            *(("signer", _signer(signer)) for signer in found["signers"]),
+            *(("copy", _copy(copy)) for copy in found.copies or ()),
+            *(("signer", _signer(signer)) for signer in found.signers),
         ]
     )
     if is_cluster:
-        rows = _by_process(found["processes"])
+        rows = _by_process(found.parts)
         output.table(("HOST", "PID", "SHARDS", "AGENTS", "EVENTS", "OWED"), rows)
-    if found["stopped"]:
-        output.table(("STOPPED", "WHY"), [((agent, BAD), why) for agent, why in found["stopped"].items()])
-    if resting := found.get("at_rest"):
+    if found.stopped:
+        output.table(("STOPPED", "WHY"), [((agent, BAD), why) for agent, why in found.stopped.items()])
+    if resting := found.at_rest:
         output.line(("at rest", WARN), f"  {shown(resting)}: in the journal, and not among agents of this node")
-    for trouble in found["troubles"]:
+    for trouble in found.troubles:
         output.line(("trouble", BAD), f"  {trouble}")
-    counters = {name: count for name, count in found["counters"].items() if count}
+    counters = {name: count for name, count in found.counters.items() if count}
     if counters:
         output.line(("counters since the start", HEADING))
         output.fields((name, f"{count:,}") for name, count in counters.items())
@@ -141,15 +143,15 @@ def roster(arguments: argparse.Namespace, output: Output) -> int:
     """Says what a producer of batches has to know."""
     found = ask(find_place(arguments), RosterRequest(kind=arguments.kind))
     output.document(found)
-    agents = sum(shard["agents"] for shard in found["shards"])
-    output.line((found["kind"], NAME), f"  {counted(agents, 'agent')}, records of {found['record_bytes']} bytes")
+    agents = sum(shard.agents for shard in found.shards)
+    output.line((found.kind, NAME), f"  {counted(agents, 'agent')}, records of {found.record_bytes} bytes")
     output.table(
         ("MESSAGE", "", "FIELDS"),
-        [(form["tag"], "command" if form["is_command"] else "", _typed(form["fields"])) for form in found["forms"]],
+        [(form.tag, "command" if form.is_command else "", _typed(form.fields)) for form in found.forms],
     )
     output.table(
         ("SHARD", "AGENTS", "GENERATION", "CHECK"),
-        [(f"{one['shard']}", f"{one['agents']:,}", f"{one['generation']:,}", one["check"]) for one in found["shards"]],
+        [(f"{one.shard}", f"{one.agents:,}", f"{one.generation:,}", one.check) for one in found.shards],
     )
     return exits.OK
 
@@ -166,7 +168,7 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
         for letter in listing.items:
             output.document(letter)
         rows = [
-            (one["letter"], (one["agent"], NAME), (one["error"], BAD), f"{one['type']} {shown_fields(one['fields'])}")
+            (one.letter, (one.agent, NAME), (one.error, BAD), f"{one.type} {shown_fields(one.fields)}")
             for one in listing.items
         ]
         output.table(("ID", "AGENT", "ERROR", "INPUT") if rows else (), rows)
@@ -178,10 +180,10 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
     )
     answer = ask(path, request)
     output.document(answer)
-    if answer["failed_again"]:
-        output.line(("failed again", BAD), f"  {answer['agent']}; see stigmergy letters")
+    if answer.failed_again:
+        output.line(("failed again", BAD), f"  {answer.agent}; see stigmergy letters")
         return exits.REFUSED
-    output.line(("retried" if answer["retried"] else "dropped", GOOD), f"  {answer['letter']} of {answer['agent']}")
+    output.line(("retried" if answer.retried else "dropped", GOOD), f"  {answer.letter} of {answer.agent}")
     return exits.OK
 
 
@@ -189,14 +191,14 @@ def resume(arguments: argparse.Namespace, output: Output) -> int:
     """Lets a stopped agent go on."""
     answer = ask(find_place(arguments), ResumeRequest(agent=arguments.agent, by=_who()))
     output.document(answer)
-    output.line(("resumed", GOOD), f"  {answer['agent']}")
+    output.line(("resumed", GOOD), f"  {answer.agent}")
     return exits.OK
 
 
 def stop(arguments: argparse.Namespace, output: Output) -> int:
     """Ends a node, and waits until its process has ended and the journal is free."""
     path = find_socket(arguments)
-    process = os.pidfd_open(ask(path, StatusRequest())["pid"])
+    process = os.pidfd_open(ask(path, StatusRequest()).pid or 0)
     try:
         ask(path, StopRequest())
         ended, _, _ = select.select([process], [], [], STOP_WAIT_S)
@@ -213,42 +215,41 @@ def _typed(fields: dict[str, str]) -> str:
     return ", ".join(f"{name} {code}" for name, code in fields.items())
 
 
-def _copy(copy: dict[str, Any]) -> Cell:
+def _copy(copy: CopyReply) -> Cell:
     """How far the copies in one store are."""
-    if not copy["made"]:
-        return (f"{copy['store']}, none yet", BAD if copy["trouble"] else WARN)
-    held, points = counted(copy["commits"], "commit"), counted(copy["points"], "point")
-    text = f"{copy['store']}, {held} as of {copy['made'][:19]}, {points} to go back to"
-    return (text, BAD if copy["trouble"] else GOOD)
+    if not copy.made:
+        return (f"{copy.store}, none yet", BAD if copy.trouble else WARN)
+    held, points = counted(copy.commits, "commit"), counted(copy.points, "point")
+    text = f"{copy.store}, {held} as of {copy.made[:19]}, {points} to go back to"
+    return (text, BAD if copy.trouble else GOOD)
 
 
-def _link(link: dict[str, Any]) -> list[tuple[str, Cell]]:
+def _link(link: LinkReply) -> list[tuple[str, Cell]]:
     """The link to the broker, of a node that has a bus."""
-    if link["state"] == NO_BUS:
+    if link.state == NO_BUS:
         return []
-    text = f"{link['state']}, {counted(link['members'], 'member')}, {link['owed']:,} to publish"
+    text = f"{link.state}, {counted(link.members, 'member')}, {link.owed:,} to publish"
     found: list[tuple[str, Cell]] = [
-        ("link", (f"{text}; {link['why']}" if link["why"] else text, GOOD if link["state"] == UP else WARN))
+        ("link", (f"{text}; {link.why}" if link.why else text, GOOD if link.state == UP else WARN))
     ]
-    uplink = link.get("uplink")
-    if uplink is not None:
-        found.append(("uplink", _uplink(uplink)))
+    if link.uplink:
+        found.append(("uplink", _uplink(link.uplink)))
     return found
 
 
-def _uplink(uplink: dict[str, Any]) -> Cell:
+def _uplink(uplink: UplinkStatus) -> Cell:
     """How far the collector of the log is behind."""
-    if not uplink["to"]:
+    if not uplink.to:
         return ("nobody has answered yet", WARN)
-    text = f"to {uplink['to']}, {counted(uplink['commits_behind'], 'commit')} ({uplink['seconds_behind']:.0f} s) behind"
-    if uplink["lost_commits"]:
-        return (f"{text}, {counted(uplink['lost_commits'], 'commit')} dropped unsent", BAD)
-    return (text, BAD if uplink["trouble"] else GOOD)
+    text = f"to {uplink.to}, {counted(uplink.commits_behind, 'commit')} ({uplink.seconds_behind:.0f} s) behind"
+    if uplink.lost_commits:
+        return (f"{text}, {counted(uplink.lost_commits, 'commit')} dropped unsent", BAD)
+    return (text, BAD if uplink.trouble else GOOD)
 
 
-def _heads(heads: list[dict[str, Any]]) -> str:
+def _heads(heads: list[HeadReply]) -> str:
     """Where the logs of all shards end, in one line."""
-    positions = [head["position"] for head in heads]
+    positions = [head.position for head in heads]
     first, last = min(positions, default=0), max(positions, default=0)
     if len(positions) < 2:
         return f"position {last:,}"
@@ -257,26 +258,26 @@ def _heads(heads: list[dict[str, Any]]) -> str:
     )
 
 
-def _by_process(shards: list[dict[str, Any]]) -> list[list[Cell]]:
+def _by_process(shards: list[ProcessReply]) -> list[list[Cell]]:
     """Of a fleet on several workers: a line for each process, and one for the shards that nobody answers for."""
     rows: list[list[Cell]] = []
     # In containers all workers may have the same number; a worker of an earlier version names no host.
-    for host, pid in dict.fromkeys((one["host"], one["pid"]) for one in shards):
-        own = [one for one in shards if (one["host"], one["pid"]) == (host, pid)]
-        numbers = ranges([shard for one in own for shard in range(one["first_shard"], one["last_shard"] + 1)])
+    for host, pid in dict.fromkeys((one.host, one.pid) for one in shards):
+        own = [one for one in shards if (one.host, one.pid) == (host, pid)]
+        numbers = ranges([shard for one in own for shard in range(one.first_shard, one.last_shard + 1)])
         if pid is None:
             rows.append([("nobody", BAD), "", numbers, "", "", ""])
         else:
-            counts = (f"{sum(one[key] for one in own):,}" for key in ("agents", "events", "owed"))
+            counts = (f"{sum(getattr(one, key) for one in own):,}" for key in ("agents", "events", "owed"))
             rows.append([(host or "?", NAME), str(pid), numbers, *counts])
     return rows
 
 
-def _signer(signer: dict[str, Any]) -> str:
-    name = fingerprint(PublicKey(signer["algorithm"], bytes.fromhex(signer["public_key"])))
-    if signer["revoked_after"] is not None:
-        return f"{name}, revoked after {signer['revoked_after']}"
-    return f"{name}, signs now" if signer["signs_now"] else name
+def _signer(signer: SignerReply) -> str:
+    name = fingerprint(PublicKey(signer.algorithm, bytes.fromhex(signer.public_key)))
+    if signer.revoked_after is not None:
+        return f"{name}, revoked after {signer.revoked_after}"
+    return f"{name}, signs now" if signer.signs_now else name
 
 
 def _who() -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec import UNSET
 
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted, shown_bytes
 from stigmergy.cli.display.places import Listing, add_place, ask, ask_list, find_place
 from stigmergy.control.protocol import ClaimsRequest, LiftRequest, QuarantineRequest, RetireRequest, SharedRequest
+from stigmergy.control.replies import BeliefReply, ClaimantReply, ObjectReply, Part, QuarantineReply, ResourceReply
 
 ACTIONS = ("list", "show", "quarantine", "lift", "retire")
 NAMES_SHOWN_MAX = 3
@@ -78,11 +82,11 @@ def shared(arguments: argparse.Namespace, output: Output) -> int:
         case "lift":
             answer = ask(path, LiftRequest(key=subject))
             output.document(answer)
-            output.line(("lifted", GOOD), f"  {answer['key']}; what it says is taken again, and checked as ever")
+            output.line(("lifted", GOOD), f"  {answer.key}; what it says is taken again, and checked as ever")
         case "retire":
-            answer = ask(path, RetireRequest(object=subject, replica=replica))
-            output.document(answer)
-            output.line(("retired", GOOD), f"  {answer['replica']} of {answer['object']}; if it writes, it is back")
+            retired = ask(path, RetireRequest(object=subject, replica=replica))
+            output.document(retired)
+            output.line(("retired", GOOD), f"  {retired.replica} of {retired.object}; if it writes, it is back")
         case _:
             return _list_objects(ask_list(path, SharedRequest()), output)
     return exits.OK
@@ -108,20 +112,20 @@ def claims(arguments: argparse.Namespace, output: Output) -> int:
 # ---------------------------------------------------------------------- shared objects
 
 
-def _list_objects(listing: Listing, output: Output) -> int:
+def _list_objects(listing: Listing[ObjectReply], output: Output) -> int:
     found = listing.items
     for one in found:
         output.document(one)
     rows = [
         (
-            (one["object"], NAME),
+            (one.object, NAME),
             *_part(one),
-            _few(one["agents"]),
-            f"{one['live']:,}",
-            shown_bytes(one["live_bytes"]),
-            f"{one['replicas_count']:,}",
+            _few(one.agents),
+            f"{one.live:,}",
+            shown_bytes(one.live_bytes),
+            f"{one.replicas_count:,}",
             _in_step(one),
-            one["digest"][:12],
+            one.digest[:12],
             _state(one),
         )
         for one in found
@@ -133,43 +137,43 @@ def _list_objects(listing: Listing, output: Output) -> int:
     return listing.end(output)
 
 
-def _show_object(one: dict[str, Any], output: Output) -> None:
-    where = f"  {name} {one[name]}" if (name := _part_name(one)) else ""
-    output.line((one["object"], NAME), f"{where}  ", _state(one))
+def _show_object(one: ObjectReply, output: Output) -> None:
+    where = "" if one.shard is UNSET else f"  shard {one.shard}"
+    output.line((one.object, NAME), f"{where}  ", _state(one))
     output.fields(
         [
-            ("agents here", ", ".join(one["agents"])),
-            ("live", f"{counted(one['live'], 'entry', 'entries')}, {shown_bytes(one['live_bytes'])}"),
-            ("digest", one["digest"]),
+            ("agents here", ", ".join(one.agents)),
+            ("live", f"{counted(one.live, 'entry', 'entries')}, {shown_bytes(one.live_bytes)}"),
+            ("digest", one.digest),
             ("in step", _in_step(one)),
-            *(("peer", _peer(peer, one)) for peer in one["peers"]),
+            *(("peer", _peer(peer, one)) for peer in one.peers),
         ]
     )
     rows: list[list[Cell]] = [
         [
-            replica["replica"],
-            f"{replica['counter']:,}",
-            (replica["agent"], NAME) if replica["agent"] else ("retired", HEADING) if replica["retired"] else "",
+            replica.replica,
+            f"{replica.counter:,}",
+            (replica.agent, NAME) if replica.agent else ("retired", HEADING) if replica.retired else "",
         ]
-        for replica in one["replicas"]
+        for replica in one.replicas
     ]
     output.table(("REPLICA", "CHANGES", "") if rows else (), rows)
-    if one["replicas_count"] > len(rows):
-        output.line((f"… and {one['replicas_count'] - len(rows):,} more", HEADING))
+    if one.replicas_count > len(rows):
+        output.line((f"… and {one.replicas_count - len(rows):,} more", HEADING))
 
 
-def _list_quarantine(listing: Listing, output: Output) -> int:
+def _list_quarantine(listing: Listing[QuarantineReply], output: Output) -> int:
     found = listing.items
     for one in found:
         output.document(one)
     rows = [
         (
-            one["key"][:KEY_DIGITS],
+            one.key[:KEY_DIGITS],
             *_part(one),
-            (one["node"] or "unknown", NAME),
-            one["object"],
-            one["since"][:19] + "Z",
-            one["why"],
+            (one.node or "unknown", NAME),
+            one.object,
+            one.since[:19] + "Z",
+            one.why,
         )
         for one in found
     ]
@@ -179,35 +183,31 @@ def _list_quarantine(listing: Listing, output: Output) -> int:
     return listing.end(output)
 
 
-def _part_name(one: dict[str, Any]) -> str:
-    """Of what kind the part is whose answer this is: of a fleet on workers a shard, of one node a process, or none."""
-    return next((name for name in ("shard", "process") if name in one), "")
+def _part(one: Part) -> list[Cell]:
+    """Of a fleet on workers, the shard whose answer this is."""
+    return [] if one.shard is UNSET else [str(one.shard)]
 
 
-def _part(one: dict[str, Any]) -> list[Cell]:
-    return [f"{one[name]}"] if (name := _part_name(one)) else []
+def _part_heading(found: Sequence[Part]) -> list[str]:
+    return ["SHARD"] if found and _part(found[0]) else []
 
 
-def _part_heading(found: list[dict[str, Any]]) -> list[str]:
-    return [name.upper()] if found and (name := _part_name(found[0])) else []
-
-
-def _in_step(one: dict[str, Any]) -> Cell:
+def _in_step(one: ObjectReply) -> Cell:
     """How many of the peers that hold an object had everything when they last said."""
-    if not one["peers"]:
+    if not one.peers:
         return ("no peers", HEADING)
-    count, of = len(one["in_step"]), len(one["peers"])
+    count, of = len(one.in_step), len(one.peers)
     return (f"{count} of {counted(of, 'peer')}", GOOD if count == of else WARN)
 
 
-def _peer(peer: str, one: dict[str, Any]) -> Cell:
-    return (peer, GOOD) if peer in one["in_step"] else (f"{peer}, behind or ahead when it last said", WARN)
+def _peer(peer: str, one: ObjectReply) -> Cell:
+    return (peer, GOOD) if peer in one.in_step else (f"{peer}, behind or ahead when it last said", WARN)
 
 
-def _state(one: dict[str, Any]) -> Cell:
-    if one["diverged"]:
+def _state(one: ObjectReply) -> Cell:
+    if one.diverged:
         return ("diverged", BAD)
-    return (f"{one['waiting']:,} waiting", WARN) if one["waiting"] else ("well", GOOD)
+    return (f"{one.waiting:,} waiting", WARN) if one.waiting else ("well", GOOD)
 
 
 def _few(names: list[str]) -> str:
@@ -219,53 +219,49 @@ def _few(names: list[str]) -> str:
 # ---------------------------------------------------------------------- claims
 
 
-def _resource_row(one: dict[str, Any]) -> list[Cell]:
+def _resource_row(one: ResourceReply) -> list[Cell]:
     return [
-        (one["resource"], NAME),
+        (one.resource, NAME),
         _holder(one),
-        "" if one["token"] is None else f"{one['token']:,}",
-        "" if one["since"] is None else f"{one['since']:,}",
-        "" if one["for_s"] is None else f"{one['for_s']:g} s",
-        f"{len(one['queue']):,}" if one["queue"] else "",
-        _belief(one["believed"]),
+        "" if one.token is None else f"{one.token:,}",
+        "" if one.since is None else f"{one.since:,}",
+        "" if one.for_s is None else f"{one.for_s:g} s",
+        f"{len(one.queue):,}" if one.queue else "",
+        _belief(one.believed),
     ]
 
 
-def _show_resource(one: dict[str, Any], output: Output) -> None:
-    output.line((one["resource"], NAME))
-    if one["holder"] is None and one["offered"] is None and not one["believed"]:
+def _show_resource(one: ResourceReply, output: Output) -> None:
+    output.line((one.resource, NAME))
+    if one.holder is None and one.offered is None and not one.believed:
         output.note("nobody holds it or waits for it, as far as this node has read the ledger")
         return
     fields: list[tuple[str, Cell]] = [("holder", _holder(one))]
-    if one["holder"] is not None:
-        lease = f"{one['token']:,}, a lease of {one['for_s']:g} s that began at position {one['since']:,}"
+    if one.holder is not None:
+        lease = f"{one.token:,}, a lease of {one.for_s:g} s that began at position {one.since:,}"
         fields += [("token", lease)]
-        fields += [("key", one["holder"]["key"])] if one["holder"]["key"] else []
-    fields += [("waits", _claimant(waiter)) for waiter in one["queue"]]
-    fields += [("here", _belief([belief])) for belief in one["believed"]]
+        fields += [("key", one.holder.key)] if one.holder.key else []
+    fields += [("waits", _claimant(waiter)) for waiter in one.queue]
+    fields += [("here", _belief([belief])) for belief in one.believed]
     output.fields(fields)
 
 
-def _holder(one: dict[str, Any]) -> Cell:
-    if one["holder"] is not None:
-        return _claimant(one["holder"])
-    return (f"offered to {_claimant(one['offered'])}", WARN) if one["offered"] is not None else ("nobody", HEADING)
+def _holder(one: ResourceReply) -> Cell:
+    if one.holder is not None:
+        return _claimant(one.holder)
+    return (f"offered to {_claimant(one.offered)}", WARN) if one.offered is not None else ("nobody", HEADING)
 
 
-def _claimant(one: dict[str, Any]) -> str:
-    named = f"{one['agent']} {one['claim']}" if one["agent"] else f"claimant {one['claimant'][:KEY_DIGITS]}"
-    return f"{named}, for any of {', '.join(one['any_of'])}" if one.get("any_of") else named
+def _claimant(one: ClaimantReply) -> str:
+    named = f"{one.agent} {one.claim}" if one.agent else f"claimant {one.claimant[:KEY_DIGITS]}"
+    return f"{named}, for any of {', '.join(one.any_of)}" if one.any_of else named
 
 
-def _belief(believed: list[dict[str, Any]]) -> Cell:
+def _belief(believed: list[BeliefReply]) -> Cell:
     """What agents here may act upon: the holder, or else who asks."""
     for one in believed:
-        if one["holds"]:
-            renews = ", renewed by itself" if one["renews"] else ""
-            return (f"{one['agent']} holds it, {one['left_s']:.1f} s left{renews}", GOOD)
-    asking = [
-        f"{one['agent']} (any of {len(one['any_of'])})" if one.get("any_of") else one["agent"]
-        for one in believed
-        if one["asking"]
-    ]
+        if one.holds:
+            renews = ", renewed by itself" if one.renews else ""
+            return (f"{one.agent} holds it, {one.left_s:.1f} s left{renews}", GOOD)
+    asking = [f"{one.agent} (any of {len(one.any_of)})" if one.any_of else one.agent for one in believed if one.asking]
     return (f"{_few(asking)} asks" if asking else "", WARN)

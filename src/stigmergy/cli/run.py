@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from stigmergy.app.fleet import Fleet, NodeConfig, Running, make_process_ours
 from stigmergy.app.parts import check_one_process, shown_url
 from stigmergy.base.errors import NotRunning
@@ -229,7 +231,13 @@ class NodeRun:
         found = described_recovery(live.recovered)
         agents = len(live.agents())
         self._output.document(
-            {"event": "recovered", "fleet": self._fleet.name, **found, "agents": agents, "seconds": round(took_s, 6)}
+            {
+                "event": "recovered",
+                "fleet": self._fleet.name,
+                **structs.asdict(found),
+                "agents": agents,
+                "seconds": round(took_s, 6),
+            }
         )
         name = (self._fleet.name, NAME)
         if not live.recovered.commits and not live.recovered.snapshots:
@@ -239,8 +247,8 @@ class NodeRun:
             snapshot = f"from the snapshot at {begun}" if begun else "from the beginning of the log"
             self._output.line(
                 name,
-                f"  recovered {counted(agents, 'agent')} in {took_s:.2f} s: {counted(found['events'], 'event')} in "
-                f"{counted(found['commits'], 'commit')}, {snapshot}",
+                f"  recovered {counted(agents, 'agent')} in {took_s:.2f} s: {counted(found.events, 'event')} in "
+                f"{counted(found.commits, 'commit')}, {snapshot}",
             )
         for passed_over in sum_up_passed_over(live.recovered.passed_over):
             self._output.note(f"passed over: {passed_over}", "yellow")

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError
@@ -72,12 +73,13 @@ def send(arguments: argparse.Namespace, output: Output) -> int:
         agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id
     )
     doubt = f"whether the command was taken is unknown: send it again with --command-id {command_id}"
-    answer: dict[str, Any] = ask(place, request, doubt=doubt)
-    output.document({"agent": arguments.agent, "command": arguments.command, "command_id": command_id, **answer})
-    if answer["accepted"]:
-        output.line(("accepted", GOOD), f"  {arguments.agent} at position {answer['position']}")
+    answer = ask(place, request, doubt=doubt)
+    asked = {"agent": arguments.agent, "command": arguments.command, "command_id": command_id}
+    output.document({**asked, **structs.asdict(answer)})
+    if answer.accepted:
+        output.line(("accepted", GOOD), f"  {arguments.agent} at position {answer.position}")
         return exits.OK
-    output.line(("refused", BAD), f"  {answer['reason']}")
+    output.line(("refused", BAD), f"  {answer.reason}")
     return exits.REFUSED
 
 

@@ -18,6 +18,7 @@ from stigmergy.cli.display.output import BAD, HEADING, NAME, Output, shown
 from stigmergy.cli.display.places import add_place, ask, find_fleet, find_journal, find_running_place
 from stigmergy.control.description import described_sight
 from stigmergy.control.protocol import StateRequest
+from stigmergy.control.replies import StateReply
 
 EXAMPLES = """examples:
   stigmergy state Drone/D-17
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return exits.OK
 
 
-def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output) -> dict[str, Any]:
+def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output) -> StateReply:
     fleet = find_fleet(arguments)
     url = find_journal(arguments)
     journal = inspect_all(url)
@@ -70,12 +71,12 @@ def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output)
         asyncio.run(journal.close())
 
 
-def _show(seen: dict[str, Any], output: Output) -> None:
+def _show(seen: StateReply, output: Output) -> None:
     output.document(seen)
-    where = f"  position {seen['position']}" + (f", {seen['time']}" if seen["time"] else "")
-    output.line((seen["agent"], NAME), (where, HEADING))
-    output.fields((name, shown(value)) for name, value in seen["state"].items())
-    if seen["stopped"]:
-        output.line(("stopped", BAD), f"  {seen['stopped']}; go on with: stigmergy resume {seen['agent']}")
-    if not seen["known"]:
-        output.note(f"{seen['agent']} had had no input by then; this is the state it would begin with", "yellow")
+    where = f"  position {seen.position}" + (f", {seen.time}" if seen.time else "")
+    output.line((seen.agent, NAME), (where, HEADING))
+    output.fields((name, shown(value)) for name, value in seen.state.items())
+    if seen.stopped:
+        output.line(("stopped", BAD), f"  {seen.stopped}; go on with: stigmergy resume {seen.agent}")
+    if not seen.known:
+        output.note(f"{seen.agent} had had no input by then; this is the state it would begin with", "yellow")

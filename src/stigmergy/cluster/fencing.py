@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
-from stigmergy.base.errors import JournalUnknown, NotOwned, StigmergyError
-from stigmergy.control.protocol import RequestHandler, write_error
+from stigmergy.base.errors import JournalUnknown, NotOwned
+from stigmergy.control.protocol import Answer, Answers, AnyRequest, ControlHandler, refusal
 from stigmergy.journal.ownership import Guard
 
 LOST = "this worker has lost its lease, and another may own the shard; nothing was done, ask again"
@@ -19,52 +19,48 @@ LOST = "this worker has lost its lease, and another may own the shard; nothing w
 class LeasedService:
     """A service in front of another."""
 
-    def __init__(self, service: RequestHandler, guard: Guard) -> None:
+    def __init__(self, service: ControlHandler, guard: Guard) -> None:
         self._service = service
         self._guard = guard
 
-    async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
-        """The lines that answer this one, or that we must not."""
+    async def answer(self, request: AnyRequest) -> Answers:
+        """The answers to this request, or that we must not answer."""
         if not self._guard():
-            return iter((write_error(NotOwned(LOST)),))
-        lines = await self._service.answer(line)
-        return self._checked(lines) if isinstance(lines, Iterator) else _CheckedAsTheyCome(lines, self._guard)
+            return iter((refusal(NotOwned(LOST)),))
+        answers = await self._service.answer(request)
+        return self._checked(answers) if isinstance(answers, Iterator) else _CheckedAsTheyCome(answers, self._guard)
 
-    def _checked(self, lines: Iterator[bytes]) -> Iterator[bytes]:
-        for line in lines:
+    def _checked(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        for answer in answers:
             if not self._guard():
                 yield _too_late()
                 return
-            yield line
-
-    def refuse(self, error: StigmergyError) -> bytes:
-        """The line for a client whose request could not even be taken."""
-        return self._service.refuse(error)
+            yield answer
 
 
 class _CheckedAsTheyCome:
-    """Lines that take time; none of them after the lease."""
+    """Answers that take time; none of them after the lease."""
 
-    def __init__(self, lines: AsyncIterator[bytes], guard: Guard) -> None:
-        self._lines = lines
+    def __init__(self, answers: AsyncIterator[Answer], guard: Guard) -> None:
+        self._answers = answers
         self._guard = guard
         self._over = False
 
     def __aiter__(self) -> _CheckedAsTheyCome:
         return self
 
-    async def __anext__(self) -> bytes:
+    async def __anext__(self) -> Answer:
         if self._over:
             raise StopAsyncIteration
-        line = await anext(self._lines)
+        answer = await anext(self._answers)
         if not self._guard():
             self._over = True
             return _too_late()
-        return line
+        return answer
 
 
-def _too_late() -> bytes:
-    return write_error(
+def _too_late() -> Answer:
+    return refusal(
         JournalUnknown(
             "this worker has lost its lease while it answered, and another may own the shard; whether what was asked "
             "for is done the next owner knows: ask again, with the same command id"

@@ -1,15 +1,9 @@
-"""What a node says about itself, for people and programs: plain values with documented keys.
-
-docs/control.md lists the keys. Nothing here asks anything; the caller passes in what is described.
-"""
+"""Fills the replies that describe a node, an agent or a log. Nothing here asks anybody; values are handed in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import msgspec
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.display import plain_state
@@ -20,108 +14,87 @@ from stigmergy.audit.copier import CopyStanding
 from stigmergy.audit.history import PastState
 from stigmergy.audit.listing import readable_fields, readable_time
 from stigmergy.audit.verification import Verified
+from stigmergy.control.replies import (
+    CopyReply,
+    HeadReply,
+    KindNames,
+    LetterReply,
+    LinkReply,
+    RecoveryReply,
+    StateReply,
+    VerifiedHead,
+    VerifiedSigner,
+    VerifyReply,
+)
 from stigmergy.journal.recovery import Recovered
 from stigmergy.network.bus_link import LinkStatus
-from stigmergy.network.replication import ReplicationStatus
+from stigmergy.shard.commit import Head
 from stigmergy.shard.memory import DeadLetter
 
 
-def described_sight(address: str, sight: PastState, stopped: str | None = None) -> dict[str, Any]:
-    """The state of an agent as it is told to people and programs."""
-    return {
-        "agent": address,
-        "known": sight.known,
-        "shard": sight.shard,
-        "position": sight.position,
-        "time": readable_time(sight.time_ns) if sight.position else None,
-        "stopped": stopped,
-        "state": plain_state(sight.agent),
-    }
+def described_sight(address: str, sight: PastState, stopped: str | None = None) -> StateReply:
+    """The state of an agent."""
+    time = readable_time(sight.time_ns) if sight.position else None
+    state = plain_state(sight.agent)
+    return StateReply(address, sight.known, sight.shard, sight.position, time, stopped, state)
 
 
-def described_kind(plan: AgentPlan) -> dict[str, Any]:
+def described_kind(plan: AgentPlan) -> KindNames:
     """What may be sent to agents of a kind, and told them: messages with the names of their fields."""
-    return {
-        "commands": {message.__name__: _fields_of(message) for message in messages_of(plan, Command)},
-        "events": {message.__name__: _fields_of(message) for message in messages_of(plan, Event)},
-    }
+    return KindNames(
+        {message.__name__: _fields_of(message) for message in messages_of(plan, Command)},
+        {message.__name__: _fields_of(message) for message in messages_of(plan, Event)},
+    )
 
 
-def described_head(head: Any) -> dict[str, Any]:
+def described_head(head: Head) -> HeadReply:
     """Where a shard stands."""
-    return {"shard": head.shard, "position": head.position, "epoch": head.epoch, "digest": head.digest.hex()}
+    return HeadReply(head.shard, head.position, head.epoch, head.digest.hex())
 
 
-def described_link(link: LinkStatus) -> dict[str, Any]:
+def described_link(link: LinkStatus) -> LinkReply:
     """How a node stands with its bus."""
-    found: dict[str, Any] = {"state": link.link, "why": link.why, "owed": link.owed, "members": link.members}
-    return found if link.uplink is None else {**found, "uplink": msgspec.structs.asdict(link.uplink)}
+    return LinkReply(link.link, link.why, link.owed, link.members, UNSET if link.uplink is None else link.uplink)
 
 
-def described_replication(company: ReplicationStatus) -> dict[str, Any]:
-    """How a node stands with its peers and its ledger; nothing of what it does not have."""
-    found: dict[str, Any] = {}
-    if company.shared is not None:
-        found["shared"] = msgspec.to_builtins(company.shared)
-    if company.claims is not None:
-        found["claims"] = msgspec.to_builtins(company.claims)
-    return found
-
-
-def described_recovery(recovered: Recovered) -> dict[str, Any]:
+def described_recovery(recovered: Recovered) -> RecoveryReply:
     """What a start found."""
-    return {
-        "commits": recovered.commits,
-        "events": recovered.events,
-        "signatures": recovered.signatures,
-        "snapshots": {str(shard): position for shard, position in sorted(recovered.snapshots.items())},
-        "passed_over": recovered.passed_over,
-    }
+    snapshots = {str(shard): position for shard, position in sorted(recovered.snapshots.items())}
+    return RecoveryReply(recovered.commits, recovered.events, recovered.signatures, snapshots, recovered.passed_over)
 
 
-def described_copies(copies: Sequence[CopyStanding]) -> dict[str, Any]:
-    """How far copies of the journal are, where there are any."""
-    if not copies:
-        return {}
-    found = [{**structs.asdict(one), "made": readable_time(one.made_ns) if one.made_ns else ""} for one in copies]
-    return {"copies": [{name: value for name, value in one.items() if name != "made_ns"} for one in found]}
+def described_copy(copy: CopyStanding) -> CopyReply:
+    """How far the copies in one store are."""
+    told = {name: value for name, value in structs.asdict(copy).items() if name != "made_ns"}
+    return CopyReply(**told, made=readable_time(copy.made_ns) if copy.made_ns else "")
 
 
-def described_verification(url: str, found: Verified) -> dict[str, Any]:
+def described_verification(url: str, found: Verified) -> VerifyReply:
     """What a verification found."""
-    return {
-        "journal": url,
-        "sound": found.sound,
-        "commits": found.commits,
-        "events": found.events,
-        "signatures": found.signatures,
-        "snapshots": found.snapshots,
-        "snapshots_unfinished": found.snapshots_unfinished,
-        "heads": [{**described_head(head), "first": found.firsts.get(head.shard, 1)} for head in found.heads],
-        "signers": [
-            {
-                "algorithm": signer.algorithm,
-                "public_key": signer.public_key.hex(),
-                "enrolled_at": signer.enrolled_at,
-                "revoked_after": signer.revoked_after,
-                "signatures": signer.signatures,
-            }
-            for signer in found.signers
+    return VerifyReply(
+        url,
+        found.sound,
+        found.commits,
+        found.events,
+        found.signatures,
+        found.snapshots,
+        found.snapshots_unfinished,
+        heads=[
+            VerifiedHead(head.shard, head.position, head.epoch, head.digest.hex(), found.firsts.get(head.shard, 1))
+            for head in found.heads
         ],
-        "problems": [{"shard": one.shard, "position": one.position, "what": one.what} for one in found.problems],
-    }
+        signers=[
+            VerifiedSigner(one.algorithm, one.public_key.hex(), one.enrolled_at, one.revoked_after, one.signatures)
+            for one in found.signers
+        ],
+        problems=found.problems,
+    )
 
 
-def described_letter(letter: DeadLetter) -> dict[str, Any]:
+def described_letter(letter: DeadLetter) -> LetterReply:
     """A dead letter."""
-    return {
-        "letter": letter.letter,
-        "agent": letter.agent,
-        "source": letter.source,
-        "type": tag_of(letter.input),
-        "fields": readable_fields(letter.input),
-        "error": letter.error,
-    }
+    fields = readable_fields(letter.input)
+    return LetterReply(letter.letter, letter.agent, letter.source, tag_of(letter.input), fields, letter.error)
 
 
 def _fields_of(message: type[Message]) -> list[str]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
-from typing import Any
 
 from stigmergy.audit.archive import RetentionHold, RetentionHolds
 from stigmergy.audit.directories import LiveReading
 from stigmergy.audit.export import Export, Selection
 from stigmergy.audit.flight import FlightSelection, commits_in, make_flight
-from stigmergy.audit.listing import readable_time
+from stigmergy.audit.listing import LogEntry, readable_time
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.trust import Signer
 from stigmergy.control import protocol
+from stigmergy.control.replies import FlightPiece, HoldReply, HoldsReply, LogProgress
 from stigmergy.journal.port import Journal
 
 PIECE_BYTES = 512 * 1024
@@ -22,23 +21,25 @@ TOLD_COMMITS = 1_000
 """So often an export says how far it has come."""
 
 
-def export_items(journal: Journal, request: protocol.ExportRequest, live: LiveReading) -> Iterator[Any]:
+def export_items(
+    journal: Journal, request: protocol.ExportRequest, live: LiveReading
+) -> Iterator[LogEntry | LogProgress | None]:
     """Entries, and before the first and after every so many commits how far it is, and whose log it is."""
     selection = Selection(**{name: getattr(request, name) for name in Selection.__struct_fields__})
     export = Export(journal, selection, live)
-    whose = {"fleet": journal.identity.fleet, "incarnation": journal.identity.incarnation}
-    yield {"commits": 0, "of": export.commits_expected, **whose}
+    identity, of = journal.identity, export.commits_expected
+    yield LogProgress(commits=0, of=of, fleet=identity.fleet, incarnation=identity.incarnation)
     told = 0
     for entry in export.entries():
         if export.commits_read >= told + TOLD_COMMITS:
             told = export.commits_read
-            yield {"commits": told, "of": export.commits_expected, **whose}
+            yield LogProgress(commits=told, of=of, fleet=identity.fleet, incarnation=identity.incarnation)
         yield entry
 
 
 def flight_items(
     journal: Journal, signer: Signer, request: protocol.FlightRequest, made_ns: int, live: LiveReading
-) -> Iterator[Any]:
+) -> Iterator[FlightPiece | None]:
     """The bytes of a flight log up to the end that the log has now."""
     asked = FlightSelection(request.agent, request.since_ns, request.until_ns, reason=request.reason)
     of = commits_in(journal, asked)
@@ -46,8 +47,7 @@ def flight_items(
     for piece in make_flight(journal, signer, asked, made_ns, live=live):
         written += bool(piece)
         for start in range(0, len(piece), PIECE_BYTES):
-            data = base64.b64encode(piece[start : start + PIECE_BYTES]).decode()
-            yield {"commits": min(written - 1, of), "of": of, "data": data}
+            yield FlightPiece(min(written - 1, of), of, piece[start : start + PIECE_BYTES])
         if not piece:
             yield None
 
@@ -56,7 +56,7 @@ def answer_hold(
     holds: RetentionHolds | None,
     request: protocol.HoldsRequest | protocol.HoldRequest | protocol.UnholdRequest,
     now_ns: int,
-) -> Any:
+) -> HoldReply | HoldsReply:
     """Does what is asked of the holds; it is durable when this returns."""
     if holds is None:
         raise ConfigError("only a journal that is a file can be held: holds lie beside it")
@@ -67,20 +67,20 @@ def answer_hold(
         case protocol.UnholdRequest():
             return described_hold(holds.clear(request.hold, request.reason, request.by, now_ns))
         case _:
-            return {"holds": [described_hold(hold) for hold in holds.all()]}
+            return HoldsReply([described_hold(hold) for hold in holds.all()])
 
 
-def described_hold(hold: RetentionHold) -> dict[str, Any]:
+def described_hold(hold: RetentionHold) -> HoldReply:
     """A hold as it is told to people and programs."""
-    return {
-        "hold": hold.number,
-        "open": hold.is_open,
-        "agent": hold.agent,
-        "since": readable_time(hold.since_ns) if hold.since_ns else None,
-        "reason": hold.reason,
-        "by": hold.by,
-        "set": readable_time(hold.set_ns),
-        "cleared": readable_time(hold.cleared_ns) if hold.cleared_ns else None,
-        "cleared_by": hold.cleared_by,
-        "cleared_why": hold.cleared_why,
-    }
+    return HoldReply(
+        hold.number,
+        hold.is_open,
+        hold.agent,
+        readable_time(hold.since_ns) if hold.since_ns else None,
+        hold.reason,
+        hold.by,
+        readable_time(hold.set_ns),
+        readable_time(hold.cleared_ns) if hold.cleared_ns else None,
+        hold.cleared_by,
+        hold.cleared_why,
+    )

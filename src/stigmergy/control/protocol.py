@@ -7,16 +7,45 @@ key is refused, so that a misspelt one is not silently ignored.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any, Generic, Protocol, TypeVar, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from stigmergy.agents.codec import UNDECODABLE
+from stigmergy.audit.listing import LogEntry
 from stigmergy.base import errors
 from stigmergy.base.errors import Malformed, StigmergyError
+from stigmergy.control.replies import (
+    EnrolReply,
+    FlightPiece,
+    HoldReply,
+    HoldsReply,
+    LetterReply,
+    LetterTakenReply,
+    LiftReply,
+    LogProgress,
+    MissingPart,
+    NamesReply,
+    ObjectReply,
+    ObserveReply,
+    QuarantineReply,
+    ResourceReply,
+    ResumeReply,
+    RetireReply,
+    RevokeReply,
+    SendReply,
+    StateReply,
+    StatusReply,
+    StopReply,
+    StreamEnd,
+)
+from stigmergy.node.column_roster import DescribedRoster
 
+R = TypeVar("R")
+T = TypeVar("T")
 VERSION = 1
 REQUEST_BYTES_MAX = 256 * 1024
 """A line from a client; a longer one is refused and its connection closed."""
@@ -24,13 +53,13 @@ REPLY_BYTES_MAX = 16 * 1024 * 1024
 """A line from a node. An agent whose state is larger is refused: read it from a stopped journal."""
 
 
-class Request(Struct, tag_field="do", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What all requests have."""
+class Request(Struct, Generic[R], tag_field="do", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What all requests have. `R` is the type of the reply, or of each item where the reply is a stream."""
 
     v: int = 0
 
 
-class SendRequest(Request, tag="send"):
+class SendRequest(Request[SendReply], tag="send"):
     """Gives an agent a command, and waits for its durable answer. `texts` are read by the types of the fields."""
 
     agent: str
@@ -40,7 +69,7 @@ class SendRequest(Request, tag="send"):
     command_id: str | None = None
 
 
-class ObserveRequest(Request, tag="observe"):
+class ObserveRequest(Request[ObserveReply], tag="observe"):
     """Tells an agent what was observed."""
 
     agent: str
@@ -49,38 +78,38 @@ class ObserveRequest(Request, tag="observe"):
     texts: dict[str, str] = {}
 
 
-class StateRequest(Request, tag="state"):
+class StateRequest(Request[StateReply], tag="state"):
     """An agent's durable state; `at` is a position or a time."""
 
     agent: str
     at: str | None = None
 
 
-class StatusRequest(Request, tag="status"):
+class StatusRequest(Request[StatusReply], tag="status"):
     """Where the node stands."""
 
 
-class NamesRequest(Request, tag="names"):
+class NamesRequest(Request[NamesReply], tag="names"):
     """What the node knows: agent kinds with their commands and events, and agents whose address begins like this."""
 
     prefix: str = ""
     limit: int = 100
 
 
-class RosterRequest(Request, tag="roster"):
+class RosterRequest(Request[DescribedRoster], tag="roster"):
     """How records for agents of a compiled kind are made: for programs that send column batches."""
 
     kind: str
 
 
-class EnrollAgentsRequest(Request, tag="enroll_agents"):
+class EnrollAgentsRequest(Request[DescribedRoster], tag="enroll_agents"):
     """Gives compiled agents their numbers, durably; those that have one keep it. So many names at a time."""
 
     kind: str
     names: list[str]
 
 
-class LogRequest(Request, tag="log"):
+class LogRequest(Request[LogEntry], tag="log"):
     """A stream of what the log says; the keys are those of `stigmergy log show`."""
 
     agent: str | None = None
@@ -91,16 +120,16 @@ class LogRequest(Request, tag="log"):
     limit: int = 100
 
 
-class VerifyRequest(Request, tag="verify"):
-    """A stream: how many commits were verified so far, and at last what was found. `trusted` is a key in hex digits."""
+class VerifyRequest(Request[Any], tag="verify"):
+    """A stream of LogProgress and at last a VerifyReply: see `read_item`. `trusted` is a key in hex digits."""
 
     trusted: str | None = None
     algorithm: int = 1
 
 
-class ExportRequest(Request, tag="export"):
-    """A stream of all that the log says, for other tools: entries as those of `log`, and in between how many commits
-    were read. The keys are those of `stigmergy log export`, times in ns."""
+class ExportRequest(Request[Any], tag="export"):
+    """A stream of all that the log says, for other tools: LogEntry and in between LogProgress, see `read_item`. The
+    keys are those of `stigmergy log export`, times in ns."""
 
     agent: str | None = None
     type: str | None = None
@@ -111,7 +140,7 @@ class ExportRequest(Request, tag="export"):
     until_ns: int | None = None
 
 
-class FlightRequest(Request, tag="flight"):
+class FlightRequest(Request[FlightPiece], tag="flight"):
     """A stream of the bytes of a flight log, sealed with the node's key: `data` in base64, with how far it is."""
 
     agent: str = ""
@@ -120,11 +149,11 @@ class FlightRequest(Request, tag="flight"):
     reason: str = ""
 
 
-class HoldsRequest(Request, tag="holds"):
+class HoldsRequest(Request[HoldsReply], tag="holds"):
     """The holds on the journal, cleared ones included."""
 
 
-class HoldRequest(Request, tag="hold"):
+class HoldRequest(Request[HoldReply], tag="hold"):
     """Holds the log of an agent, or all of it, from a time on: nothing of it is dropped until the hold is cleared."""
 
     reason: str
@@ -133,7 +162,7 @@ class HoldRequest(Request, tag="hold"):
     since_ns: int = 0
 
 
-class UnholdRequest(Request, tag="unhold"):
+class UnholdRequest(Request[HoldReply], tag="unhold"):
     """Clears a hold; it stays in the record, with who and why."""
 
     hold: int
@@ -141,37 +170,37 @@ class UnholdRequest(Request, tag="unhold"):
     by: str
 
 
-class LettersRequest(Request, tag="letters"):
+class LettersRequest(Request[LetterReply], tag="letters"):
     """A stream of the dead letters, oldest first."""
 
 
-class RetryRequest(Request, tag="retry"):
+class RetryRequest(Request[LetterTakenReply], tag="retry"):
     """Gives a dead letter to its agent once more."""
 
     letter: str
 
 
-class DropRequest(Request, tag="drop"):
+class DropRequest(Request[LetterTakenReply], tag="drop"):
     """Gives a dead letter up."""
 
     letter: str
 
 
-class ResumeRequest(Request, tag="resume"):
+class ResumeRequest(Request[ResumeReply], tag="resume"):
     """Lets a stopped agent go on; `by` is who says so, for the log."""
 
     agent: str
     by: str = "control"
 
 
-class EnrolRequest(Request, tag="enrol"):
+class EnrolRequest(Request[EnrolReply], tag="enrol"):
     """Lets another key sign from the next commit on; the key in hex digits."""
 
     public_key: str
     algorithm: int = 1
 
 
-class RevokeRequest(Request, tag="revoke"):
+class RevokeRequest(Request[RevokeReply], tag="revoke"):
     """A key's signatures count up to a position of shard 0, without one up to now."""
 
     public_key: str
@@ -179,40 +208,40 @@ class RevokeRequest(Request, tag="revoke"):
     last_position: int | None = None
 
 
-class SharedRequest(Request, tag="shared"):
+class SharedRequest(Request[ObjectReply], tag="shared"):
     """A stream of the shared objects that this node holds, or the one that is named."""
 
     object: str | None = None
 
 
-class QuarantineRequest(Request, tag="quarantine"):
+class QuarantineRequest(Request[QuarantineReply], tag="quarantine"):
     """A stream of quarantined replicas, and why."""
 
 
-class LiftRequest(Request, tag="lift"):
+class LiftRequest(Request[LiftReply], tag="lift"):
     """Lets a key take part again that was shut out: its hex digits, or as many of them as tell it apart."""
 
     key: str
 
 
-class RetireRequest(Request, tag="retire"):
+class RetireRequest(Request[RetireReply], tag="retire"):
     """Declares a replica of a shared object dead: nodes name it no more. Its hex digits, or as many as are needed."""
 
     object: str
     replica: str
 
 
-class ClaimsRequest(Request, tag="claims"):
+class ClaimsRequest(Request[ResourceReply], tag="claims"):
     """A stream of resources that somebody claims, or the one that is named: what the ledger says, and this node."""
 
     resource: str | None = None
 
 
-class StopRequest(Request, tag="stop"):
+class StopRequest(Request[StopReply], tag="stop"):
     """Drains and ends the node."""
 
 
-AnyRequest = (
+SingleRequest = (
     SendRequest
     | ObserveRequest
     | StateRequest
@@ -220,46 +249,50 @@ AnyRequest = (
     | NamesRequest
     | RosterRequest
     | EnrollAgentsRequest
-    | LogRequest
-    | VerifyRequest
-    | ExportRequest
-    | FlightRequest
     | HoldsRequest
     | HoldRequest
     | UnholdRequest
-    | LettersRequest
     | RetryRequest
     | DropRequest
     | ResumeRequest
     | EnrolRequest
     | RevokeRequest
-    | SharedRequest
-    | QuarantineRequest
     | LiftRequest
     | RetireRequest
-    | ClaimsRequest
     | StopRequest
 )
+"""Answered by one line with `ok`."""
+StreamRequest = (
+    LogRequest
+    | VerifyRequest
+    | ExportRequest
+    | FlightRequest
+    | LettersRequest
+    | SharedRequest
+    | QuarantineRequest
+    | ClaimsRequest
+)
+"""Answered by lines with `item`, and one with `end`."""
+AnyRequest = SingleRequest | StreamRequest
 
 
 class _Opening(Struct):
     v: int = 0
 
 
-class Reply(Struct, omit_defaults=True, kw_only=True, frozen=True):
+class Reply(Struct, Generic[R], omit_defaults=True, kw_only=True, frozen=True):
     """One line from the node: exactly one of `ok`, `item`, `end` and `error` is there."""
 
     v: int
-    ok: Any = None
-    item: Any = None
-    end: Any = None
+    ok: R | None = None
+    item: R | None = None
+    end: StreamEnd | None = None
     error: str = ""
     kind: str = ""
 
 
 _opening_decoder = msgspec.json.Decoder(_Opening)
 _request_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
-_reply_decoder = msgspec.json.Decoder(Reply)
 
 
 def read_request(line: bytes) -> AnyRequest:
@@ -273,35 +306,68 @@ def read_request(line: bytes) -> AnyRequest:
     raise Malformed(f'version {version} of the protocol, this node speaks {VERSION}; write "v": {VERSION}')
 
 
-def write_request(request: AnyRequest) -> bytes:
-    """The line of a request."""
-    return msgspec.json.encode(msgspec.structs.replace(request, v=VERSION)) + b"\n"
+def write_request(request: Request[Any]) -> bytes:
+    """The line of a request. Raises TooLarge."""
+    line = msgspec.json.encode(msgspec.structs.replace(request, v=VERSION)) + b"\n"
+    if len(line) > REQUEST_BYTES_MAX:
+        raise errors.TooLarge(
+            f"a request of {len(line)} bytes, {REQUEST_BYTES_MAX} at most; send less, or large things by reference"
+        )
+    return line
 
 
-def write_error(error: Exception) -> bytes:
-    """The line that refuses. An error of ours has its name as kind; anything else is a bug of this node."""
+def single(value: R) -> Reply[R]:
+    """The reply that is the whole answer."""
+    return Reply(v=VERSION, ok=value)
+
+
+def item(value: R) -> Reply[R]:
+    """One of many replies of a stream."""
+    return Reply(v=VERSION, item=value)
+
+
+def end(count: int, missing: Sequence[MissingPart] = ()) -> Reply[Any]:
+    """The end of a stream. `missing` are those that did not answer."""
+    return Reply(v=VERSION, end=StreamEnd(count, list(missing) or UNSET))
+
+
+def refusal(error: Exception) -> Reply[Any]:
+    """The reply that refuses. An error of ours has its name as kind; anything else is a bug of this node."""
     kind = type(error).__name__ if isinstance(error, StigmergyError) else "Bug"
     text = str(error) if isinstance(error, StigmergyError) else f"{type(error).__name__}: {error}"
-    return write_reply(Reply(v=VERSION, error=text or kind, kind=kind))
+    return Reply(v=VERSION, error=text or kind, kind=kind)
 
 
-def write_reply(reply: Reply) -> bytes:
+def write_reply(reply: Reply[Any]) -> bytes:
     """The line of a reply; too large a one becomes an error."""
     line = msgspec.json.encode(reply) + b"\n"
     if len(line) > REPLY_BYTES_MAX:
         text = f"the answer has {len(line)} bytes, {REPLY_BYTES_MAX} at most; read it from a copy of the journal"
-        return write_error(errors.TooLarge(text))
+        return write_reply(refusal(errors.TooLarge(text)))
     return line
+
+
+ITEM = write_reply(item(0))[:-3]
+"""How the line of an item begins. Any other line is the last of its answer."""
+REFUSAL = write_reply(refusal(StigmergyError("")))[:14]
+"""How the line of a refusal begins."""
 
 
 class UnreadableReply(Malformed):
     """An answer that does not decode: what was asked for may be done."""
 
 
-def read_reply(line: bytes) -> Reply:
-    """Reads a reply; raises what the node has refused with, by its kind, and UnreadableReply."""
+@cache
+def _decoder(request: type[Request[R]]) -> msgspec.json.Decoder[Reply[R]]:
+    """Reads the replies to requests of this type."""
+    (base,) = request.__orig_bases__  # type: ignore[attr-defined]
+    return msgspec.json.Decoder(Reply[get_args(base)[0]])  # type: ignore[misc]
+
+
+def read_reply(line: bytes, request: Request[R]) -> Reply[R]:
+    """Reads a reply to this request; raises what the node has refused with, by its kind, and UnreadableReply."""
     try:
-        reply = _reply_decoder.decode(line)
+        reply = _decoder(type(request)).decode(line)
     except UNDECODABLE as error:
         text = f"the node's answer does not decode ({error}); is something else listening there?"
         raise UnreadableReply(text) from None
@@ -309,6 +375,50 @@ def read_reply(line: bytes) -> Reply:
         raise UnreadableReply(
             f"the node speaks version {reply.v} of the protocol, this program {VERSION}; update one of them"
         )
+    return checked(reply)
+
+
+def answers_to(replies: Iterable[Reply[R]]) -> list[R]:
+    """The one answer among these replies, or all items of a stream."""
+    found: list[R] = []
+    for reply in replies:
+        if reply.end is not None:
+            break
+        found.extend(one for one in (reply.ok, reply.item) if one is not None)
+        if reply.ok is not None:
+            break
+    return found
+
+
+def read_single(line: bytes, request: Request[R]) -> R:
+    """Reads the one reply to this request. Raises as `read_reply`."""
+    reply = read_reply(line, request)
+    if reply.ok is None:
+        raise UnreadableReply("the node's answer is part of a stream, and one answer was expected; update one of them")
+    return reply.ok
+
+
+def read_item(item: Any, kind: type[T]) -> LogProgress | T:
+    """An item of `verify` or `export`. Only progress has `of`: there is no tag that says which of both it is."""
+    try:
+        return msgspec.convert(item, LogProgress) if "of" in item else msgspec.convert(item, kind)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise UnreadableReply(f"the node's answer is not what was asked for ({error}); update one of them") from None
+
+
+def read_refusal(line: bytes) -> StigmergyError | None:
+    """What a line refuses with, if it does; any other line is not decoded."""
+    if not line.startswith(REFUSAL):
+        return None
+    try:
+        reply = msgspec.json.decode(line, type=Reply[Any])
+    except UNDECODABLE:
+        return None
+    return error_named(reply.kind, reply.error)
+
+
+def checked(reply: Reply[R]) -> Reply[R]:
+    """The same reply; raises what it refuses with."""
     if reply.kind:
         raise error_named(reply.kind, reply.error)
     return reply
@@ -320,19 +430,67 @@ def error_named(kind: str, text: str) -> StigmergyError:
     return (found if isinstance(found, type) and issubclass(found, StigmergyError) else StigmergyError)(text)
 
 
-# The control port: answers requests of operators, one line in and lines out. It gives them no meaning.
+# A transport carries lines. At its edge a line becomes a request, once, and a reply becomes a line, once.
+
+Answer = Reply[Any] | bytes
+"""A reply, or the line of one that another node has encoded and that is passed on as it is. An empty line means:
+nothing yet, do something else meanwhile."""
+Answers = Iterator[Answer] | AsyncIterator[Answer]
+
+
+class ControlHandler(Protocol):
+    """Answers requests: a node, the owner of a shard, or a router in front of several."""
+
+    async def answer(self, request: AnyRequest) -> Answers:
+        """The answers to this request. Raises nothing: a refusal is a reply. Whoever has to wait for replies gives them
+        as they come."""
+        ...
 
 
 class RequestHandler(Protocol):
-    """Who answers."""
+    """The port under a transport: one line in, lines out."""
 
     async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
-        """The lines of the answer, each with its end; an empty one means: nothing yet. Raises nothing.
-
-        Whoever has to wait for lines gives them as they come.
-        """
+        """The lines of the answer, each with its end; an empty one means: nothing yet. Raises nothing."""
         ...
 
     def refuse(self, error: StigmergyError) -> bytes:
         """The line for a request that could not be taken."""
         ...
+
+
+class ControlEndpoint:
+    """The edge of a handler: what a transport needs."""
+
+    def __init__(self, handler: ControlHandler) -> None:
+        self._handler = handler
+
+    async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
+        """The lines that answer this one."""
+        try:
+            request = read_request(line)
+        except Malformed as error:
+            return iter((self.refuse(error),))
+        answers = await self._handler.answer(request)
+        return map(_line, answers) if isinstance(answers, Iterator) else _Lines(answers)
+
+    def refuse(self, error: StigmergyError) -> bytes:
+        """The line for a request that could not be taken."""
+        return write_reply(refusal(error))
+
+
+class _Lines:
+    """The lines of answers that take time."""
+
+    def __init__(self, answers: AsyncIterator[Answer]) -> None:
+        self._answers = answers
+
+    def __aiter__(self) -> _Lines:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return _line(await anext(self._answers))
+
+
+def _line(answer: Answer) -> bytes:
+    return answer if isinstance(answer, bytes) else write_reply(answer)

@@ -7,14 +7,25 @@ as it was read; agents here act only upon `believed`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+
+from msgspec import UNSET, UnsetType
 
 from stigmergy.audit.listing import readable_time
 from stigmergy.base.errors import ConfigError
 from stigmergy.claims.claimant import Belief
 from stigmergy.claims.service import ClaimService
-from stigmergy.claims.state import Grant, Resource
+from stigmergy.claims.state import Resource
 from stigmergy.control import protocol
+from stigmergy.control.replies import (
+    BeliefReply,
+    ClaimantReply,
+    LiftReply,
+    ObjectReply,
+    QuarantineReply,
+    ReplicaReply,
+    ResourceReply,
+    RetireReply,
+)
 from stigmergy.crdt.anti_entropy.authorship import Quarantined
 from stigmergy.crdt.anti_entropy.held_object import HeldObject
 from stigmergy.network.replication import Replication
@@ -40,7 +51,7 @@ class ReplicationService:
 
     # ------------------------------------------------------------------ shared objects
 
-    def shared(self, request: protocol.SharedRequest) -> Iterator[dict[str, Any]]:
+    def shared(self, request: protocol.SharedRequest) -> Iterator[ObjectReply]:
         """The objects that this node holds, by name; or the one that is named."""
         replicas = self._replicas()
         objects = replicas.machine.objects
@@ -50,11 +61,11 @@ class ReplicationService:
                 raise _no_object(request.object)
         return (described_object(replicas, held) for held in objects)
 
-    def quarantine(self) -> Iterator[dict[str, Any]]:
+    def quarantine(self) -> Iterator[QuarantineReply]:
         """Who is shut out, the first first."""
         return (described_quarantined(one) for one in self._replicas().quarantined())
 
-    def lift(self, request: protocol.LiftRequest) -> dict[str, Any]:
+    def lift(self, request: protocol.LiftRequest) -> LiftReply:
         """Lets a key take part again. The beginning of its hex digits will do, where only one begins so."""
         replicas = self._replicas()
         digits = request.key.strip().lower()
@@ -63,9 +74,9 @@ class ReplicationService:
             many = "are several keys that begin with" if found else "is no key"
             raise ConfigError(f"in quarantine there {many} {request.key!r}; stigmergy shared quarantine lists them")
         replicas.lift_quarantine(found[0])
-        return {"key": found[0].hex(), "lifted": True}
+        return LiftReply(found[0].hex())
 
-    def retire(self, request: protocol.RetireRequest) -> dict[str, Any]:
+    def retire(self, request: protocol.RetireRequest) -> RetireReply:
         """Leaves a dead replica out of what nodes tell each other about an object."""
         replicas = self._replicas()
         held = next((held for held in replicas.machine.objects if held.name == request.object), None)
@@ -83,7 +94,7 @@ class ReplicationService:
             agent = held.locals[found[0]].address
             raise ConfigError(f"replica {found[0].hex()} is that of {agent} at this node, and not dead; name another")
         replicas.retire(held.name, found[0])
-        return {"object": held.name, "replica": found[0].hex(), "retired": True}
+        return RetireReply(held.name, found[0].hex())
 
     def _replicas(self) -> Replicator:
         if self._replication is None or self._replication.replicas is None:
@@ -92,7 +103,7 @@ class ReplicationService:
 
     # ------------------------------------------------------------------ claims
 
-    def claims(self, request: protocol.ClaimsRequest) -> Iterator[dict[str, Any]]:
+    def claims(self, request: protocol.ClaimsRequest) -> Iterator[ResourceReply]:
         """Resources that somebody wants, by the log or by what agents here ask for; or the one that is named."""
         claims = None if self._replication is None else self._replication.claims
         if claims is None:
@@ -109,94 +120,86 @@ class ReplicationService:
         return (described_resource(claims, name, folded.resource(name), beliefs.get(name, [])) for name in names)
 
 
-def described_object(replicas: Replicator, held: HeldObject) -> dict[str, Any]:
+def described_object(replicas: Replicator, held: HeldObject) -> ObjectReply:
     """A shared object as this node holds it."""
     store = held.store
     vector = store.context.vector()
     retired = replicas.retired(held.name)
     holders = replicas.machine.holders(held.name)
-    return {
-        "object": held.name,
-        "agents": sorted(local.address for local in held.locals.values()),
-        "live": store.live_count,
-        "live_bytes": store.live_bytes,
-        "digest": store.digest().hex(),
-        "waiting": len(held.waiting),
-        "diverged": held.diverged,
-        "peers": list(holders),
-        "in_step": [peer for peer, in_step in holders.items() if in_step],
-        "replicas_count": len(vector),
-        "replicas": [
-            {
-                "replica": replica.hex(),
-                "counter": counter,
-                "agent": held.locals[replica].address if replica in held.locals else None,
-                "retired": replica in retired,
-            }
+    return ObjectReply(
+        object=held.name,
+        agents=sorted(local.address for local in held.locals.values()),
+        live=store.live_count,
+        live_bytes=store.live_bytes,
+        digest=store.digest().hex(),
+        waiting=len(held.waiting),
+        diverged=held.diverged,
+        peers=list(holders),
+        in_step=[peer for peer, in_step in holders.items() if in_step],
+        replicas_count=len(vector),
+        replicas=[
+            ReplicaReply(
+                replica.hex(),
+                counter,
+                held.locals[replica].address if replica in held.locals else None,
+                retired=replica in retired,
+            )
             for replica, counter in vector[:REPLICAS_TOLD_MAX]
         ],
-    }
+    )
 
 
-def described_quarantined(one: Quarantined) -> dict[str, Any]:
+def described_quarantined(one: Quarantined) -> QuarantineReply:
     """Somebody who is shut out, and why."""
-    return {
-        "key": one.key.hex(),
-        "node": one.node or None,
-        "object": one.object,
-        "replica": one.replica.hex() or None,
-        "why": one.why,
-        "since": readable_time(one.since_ns),
-    }
+    return QuarantineReply(
+        key=one.key.hex(),
+        node=one.node or None,
+        object=one.object,
+        replica=one.replica.hex() or None,
+        why=one.why,
+        since=readable_time(one.since_ns),
+    )
 
 
-def described_resource(claims: ClaimService, name: str, resource: Resource, beliefs: list[Belief]) -> dict[str, Any]:
+def described_resource(claims: ClaimService, name: str, resource: Resource, beliefs: list[Belief]) -> ResourceReply:
     """A resource: what the log says of it, and what this node believes."""
     grant = resource.grant
-    return {
-        "resource": name,
-        "read_to": claims.folded.position,
-        "holder": None if grant is None else _claimant(claims, grant.claimant),
-        **_lease(grant),
-        "offered": None if resource.offer is None else _claimant(claims, resource.offer.claimant),
-        "queue": [
-            {**_claimant(claims, waiter.claimant), **_any_of(claims.folded.pools.get(waiter.claimant, ()))}
+    pools = claims.folded.pools
+    return ResourceReply(
+        resource=name,
+        read_to=claims.folded.position,
+        holder=None if grant is None else _claimant(claims, grant.claimant),
+        token=None if grant is None else grant.token,
+        since=None if grant is None else grant.began,
+        for_s=None if grant is None else grant.for_ms / 1000,
+        offered=None if resource.offer is None else _claimant(claims, resource.offer.claimant),
+        queue=[
+            _claimant(claims, waiter.claimant, list(pools.get(waiter.claimant, ())) or UNSET)
             for waiter in resource.queue
         ],
-        "believed": [
-            {
-                "agent": belief.agent,
-                "claim": belief.claim,
-                "holds": belief.holds,
-                "token": belief.token or None,
-                "left_s": round(belief.left_s, 3),
-                "renews": belief.renews,
-                "asking": belief.asking,
-                **_any_of(belief.pool),
-            }
+        believed=[
+            BeliefReply(
+                belief.agent,
+                belief.claim,
+                belief.holds,
+                belief.token or None,
+                round(belief.left_s, 3),
+                belief.renews,
+                belief.asking,
+                list(belief.pool) or UNSET,
+            )
             for belief in beliefs
         ],
-    }
+    )
 
 
-def _any_of(pool: tuple[str, ...]) -> dict[str, Any]:
-    """The resources of which any one would do; nothing where only one was asked for."""
-    return {"any_of": list(pool)} if pool else {}
-
-
-def _lease(grant: Grant | None) -> dict[str, Any]:
-    if grant is None:
-        return {"token": None, "since": None, "for_s": None}
-    return {"token": grant.token, "since": grant.began, "for_s": grant.for_ms / 1000}
-
-
-def _claimant(claims: ClaimService, claimant: bytes) -> dict[str, Any]:
+def _claimant(claims: ClaimService, claimant: bytes, any_of: list[str] | UnsetType = UNSET) -> ClaimantReply:
     """Who it is, as its own entry says; only the id where that entry was cut off before this node came."""
     named = claims.name_of(claimant)
     if named is None:
-        return {"claimant": claimant.hex(), "agent": None, "claim": None, "key": None}
+        return ClaimantReply(claimant.hex(), None, None, None, any_of)
     agent, _, claim = named[1].rpartition(" ")
-    return {"claimant": claimant.hex(), "agent": agent, "claim": claim, "key": named[0].hex()}
+    return ClaimantReply(claimant.hex(), agent, claim, named[0].hex(), any_of)
 
 
 def _no_object(name: str) -> ConfigError:

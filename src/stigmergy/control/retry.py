@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
 
 from stigmergy.base.errors import JournalConflict, JournalUnknown, LinkDown, NotOwned, NotRunning, StigmergyError
 from stigmergy.control import protocol
-from stigmergy.control.protocol import read_reply, read_request
-from stigmergy.control.router import OwnerClient
+from stigmergy.control.protocol import read_refusal, write_request
 
 MOVED_S_MAX = 15.0
 """A shard that moves answers again within this, also where a server that led its log was killed."""
@@ -39,12 +39,20 @@ RETRYABLE = (
 """Requests for which somebody waits until the shard has arrived."""
 
 
+class LineClient(Protocol):
+    """A transport to the owner of a shard."""
+
+    def ask(self, request: bytes) -> AsyncIterator[bytes]:
+        """The lines that answer a line, as they come. Raises NotRunning where nobody answers."""
+        ...
+
+
 class RetryingClient:
     """A branch that is asked again while nobody, or only an owner of the past, answers there."""
 
     def __init__(
         self,
-        branch: OwnerClient,
+        branch: LineClient,
         is_anybody_there: Callable[[], Awaitable[bool]],
         *,
         moved_s_max: float = MOVED_S_MAX,
@@ -56,15 +64,14 @@ class RetryingClient:
         self._moved_s_max = moved_s_max
         self._look_s_max = look_s_max
 
-    def ask(self, request: bytes) -> AsyncIterator[bytes]:
+    def ask(self, request: protocol.Request[Any]) -> AsyncIterator[bytes]:
         """The lines that answer a request, as they come. Raises NotRunning once the time is over."""
-        asked = read_request(request)
-        within_s = self._moved_s_max if isinstance(asked, RETRYABLE) else self._look_s_max
-        moved = MOVED if _is_repeatable(asked) else UNTAKEN if isinstance(asked, protocol.ObserveRequest) else ()
-        return _RetriedRequest(self._branch, self._is_anybody_there, request, within_s, moved)
+        within_s = self._moved_s_max if isinstance(request, RETRYABLE) else self._look_s_max
+        moved = MOVED if _is_repeatable(request) else UNTAKEN if isinstance(request, protocol.ObserveRequest) else ()
+        return _RetriedRequest(self._branch, self._is_anybody_there, write_request(request), within_s, moved)
 
 
-def _is_repeatable(request: protocol.AnyRequest) -> bool:
+def _is_repeatable(request: protocol.Request[Any]) -> bool:
     """Whether asking twice is as good as asking once."""
     match request:
         case protocol.SendRequest():
@@ -86,7 +93,7 @@ class _RetriedRequest:
 
     def __init__(
         self,
-        branch: OwnerClient,
+        branch: LineClient,
         is_anybody_there: Callable[[], Awaitable[bool]],
         request: bytes,
         within_s: float,
@@ -142,10 +149,5 @@ class _RetriedRequest:
 
 def _refusal(line: bytes, moved: tuple[type[StigmergyError], ...]) -> StigmergyError | None:
     """What the line refuses with, if that is one of these: it only says that the shard is elsewhere by now."""
-    try:
-        read_reply(line)
-    except moved as error:
-        return error
-    except StigmergyError:
-        return None
-    return None
+    error = read_refusal(line)
+    return error if isinstance(error, moved) else None

@@ -1,7 +1,7 @@
-"""The control server of a running node: takes requests of the control protocol, one line each, and answers them.
+"""The control service of a running node: answers the requests of the control protocol.
 
-It knows nothing of sockets. A change is answered when it is durable. A long request, such as history or a listing, runs
-in small pieces, so that the agents go on; only one history query or verification runs at a time.
+It knows nothing of sockets and lines. What changes something is answered when it is durable. What takes long, a look
+back or a listing, is done in small pieces, so that the agents go on; only one look back or verification at a time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import resource
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, assert_never
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from stigmergy.agents.messages import Command, Event
 from stigmergy.agents.text import phrase
 from stigmergy.audit.directories import live_readings
 from stigmergy.audit.history import History, Moment, PastState, read_moment
-from stigmergy.audit.listing import EntryFilter, list_log
+from stigmergy.audit.listing import EntryFilter, LogEntry, list_log
 from stigmergy.audit.verification import Verification
 from stigmergy.base.errors import (
     ConfigError,
@@ -27,28 +27,26 @@ from stigmergy.base.errors import (
     NotOwned,
     NotRunning,
     Overloaded,
-    StigmergyError,
     TrustError,
 )
 from stigmergy.base.trust import Signer, Verifier
-from stigmergy.control import protocol
+from stigmergy.control import protocol, replies
 from stigmergy.control.description import (
-    described_copies,
+    described_copy,
     described_head,
     described_kind,
     described_letter,
     described_link,
     described_recovery,
-    described_replication,
     described_sight,
     described_verification,
 )
 from stigmergy.control.live import Live
 from stigmergy.control.log_service import answer_hold, export_items, flight_items
-from stigmergy.control.protocol import VERSION, Reply, read_request, write_error, write_reply
+from stigmergy.control.protocol import Answer, end, item, refusal, single
 from stigmergy.control.replication_service import ReplicationService
 from stigmergy.journal.signers import Key, check_enrolment, check_revocation
-from stigmergy.node.column_roster import Roster, check_enrolled_names, described_roster
+from stigmergy.node.column_roster import DescribedRoster, Roster, check_enrolled_names, described_roster
 from stigmergy.shard.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
 
 CLIENT = "control"
@@ -84,33 +82,30 @@ class ControlService:
         self._long = False
         """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
 
-    async def answer(self, line: bytes) -> Iterator[bytes]:
-        """The lines that answer this one; an empty one means: not yet, do something else meanwhile."""
+    async def answer(self, request: protocol.AnyRequest) -> Iterator[Answer]:
+        """The answers to this request; an empty line means: not yet, do something else meanwhile."""
         try:
-            request = read_request(line)
-            if isinstance(request, protocol.LogRequest):
-                return _stream(self._log(request))
-            if isinstance(request, protocol.VerifyRequest):
-                return _stream(self._verify(request))
-            if isinstance(request, protocol.ExportRequest | protocol.FlightRequest):
-                return _stream(self._exported(request))
-            if isinstance(request, protocol.LettersRequest):
-                return _stream(described_letter(letter) for letter in self._live.dead_letters())
-            if isinstance(request, protocol.SharedRequest):
-                return _stream(self._replication.shared(request))
-            if isinstance(request, protocol.QuarantineRequest):
-                return _stream(self._replication.quarantine())
-            if isinstance(request, protocol.ClaimsRequest):
-                return _stream(self._replication.claims(request))
-            return iter((write_reply(Reply(v=VERSION, ok=await self._do(request))),))
+            match request:
+                case protocol.LogRequest():
+                    return _stream(self._log(request))
+                case protocol.VerifyRequest():
+                    return _stream(self._verify(request))
+                case protocol.ExportRequest() | protocol.FlightRequest():
+                    return _stream(self._exported(request))
+                case protocol.LettersRequest():
+                    return _stream(described_letter(letter) for letter in self._live.dead_letters())
+                case protocol.SharedRequest():
+                    return _stream(self._replication.shared(request))
+                case protocol.QuarantineRequest():
+                    return _stream(self._replication.quarantine())
+                case protocol.ClaimsRequest():
+                    return _stream(self._replication.claims(request))
+                case _:
+                    return iter((single(await self._do(request)),))
         except Exception as error:
-            return iter((write_error(error),))
+            return iter((refusal(error),))
 
-    def refuse(self, error: StigmergyError) -> bytes:
-        """The line for a client whose request could not even be taken."""
-        return write_error(error)
-
-    async def _do(self, request: protocol.AnyRequest) -> Any:
+    async def _do(self, request: protocol.SingleRequest) -> Any:
         match request:
             case protocol.SendRequest():
                 return await self._send(request)
@@ -126,7 +121,7 @@ class ControlService:
                     raise JournalUnknown(
                         f"whether it is kept is not known, and it is not said twice: {error}"
                     ) from None
-                return {"observed": True}
+                return replies.ObserveReply()
             case protocol.StateRequest():
                 return await self._state(request)
             case protocol.StatusRequest():
@@ -156,30 +151,20 @@ class ControlService:
                 return self._replication.retire(request)
             case protocol.StopRequest():
                 self._stop()
-                return {"stopping": True}
-            case (
-                protocol.LogRequest()
-                | protocol.LettersRequest()
-                | protocol.VerifyRequest()
-                | protocol.ExportRequest()
-                | protocol.FlightRequest()
-            ):
-                return None
-            case protocol.SharedRequest() | protocol.QuarantineRequest() | protocol.ClaimsRequest():
-                return None
+                return replies.StopReply()
             case _:
                 assert_never(request)
 
-    async def _send(self, request: protocol.SendRequest) -> Any:
+    async def _send(self, request: protocol.SendRequest) -> replies.SendReply:
         self._host.assignment.check(request.agent)
         plan = self._host.shards.first.state.plan_at(request.agent)
         command = phrase(plan, Command, request.command, request.fields, request.texts)
         verdict = await self._live.send(request.agent, command, command_id=request.command_id, client=CLIENT)
         if isinstance(verdict, Accepted):
-            return {"accepted": True, "position": verdict.position, "reason": None}
-        return {"accepted": False, "position": None, "reason": verdict.reason}
+            return replies.SendReply(accepted=True, position=verdict.position, reason=None)
+        return replies.SendReply(accepted=False, position=None, reason=verdict.reason)
 
-    async def _state(self, request: protocol.StateRequest) -> Any:
+    async def _state(self, request: protocol.StateRequest) -> replies.StateReply:
         address = request.agent
         number = self._host.intake.shard_of(address)
         if request.at is not None:
@@ -220,7 +205,7 @@ class ControlService:
         self._long = False
         self._host.housekeeper.safeguards.readers -= 1
 
-    def _log(self, request: protocol.LogRequest) -> Iterator[Any]:
+    def _log(self, request: protocol.LogRequest) -> Iterator[LogEntry | None]:
         wanted = EntryFilter(
             agent=request.agent,
             first=request.first,
@@ -231,7 +216,7 @@ class ControlService:
         )
         return list_log(self._host.journal, wanted, self._reading)
 
-    def _verify(self, request: protocol.VerifyRequest) -> Iterator[Any]:
+    def _verify(self, request: protocol.VerifyRequest) -> Iterator[replies.LogProgress | replies.VerifyReply | None]:
         """Verifies the journal as it is now, beside the work of the node."""
         trusted = None if request.trusted is None else _key(request.trusted, request.algorithm)
         self._begin_long()
@@ -240,7 +225,7 @@ class ControlService:
             told = 0
             for commits in verification.run_slowly():
                 far = commits >= told + VERIFY_TOLD_COMMITS
-                yield {"commits": commits, "of": verification.commits_expected} if far else None
+                yield replies.LogProgress(commits=commits, of=verification.commits_expected) if far else None
                 told = max(told, commits - commits % VERIFY_TOLD_COMMITS)
             yield described_verification(self._node.journal, verification.found)
         finally:
@@ -261,7 +246,7 @@ class ControlService:
         finally:
             self._end_long()
 
-    async def _take_letter(self, request: protocol.RetryRequest | protocol.DropRequest) -> Any:
+    async def _take_letter(self, request: protocol.RetryRequest | protocol.DropRequest) -> replies.LetterTakenReply:
         letter = next((one for one in self._live.dead_letters() if one.letter == request.letter), None)
         if letter is None:
             raise ConfigError(f"there is no dead letter {request.letter!r}; stigmergy letters lists those there are")
@@ -271,100 +256,101 @@ class ControlService:
         # A retry that fails again is a dead letter again, of the same agent with the same input.
         again = [one for one in self._live.dead_letters() if (one.agent, one.input) == (letter.agent, letter.input)]
         failed = retried and any(one.letter != letter.letter for one in again)
-        return {"letter": letter.letter, "agent": letter.agent, "retried": retried, "failed_again": failed}
+        return replies.LetterTakenReply(letter.letter, letter.agent, retried, failed)
 
-    async def _resume(self, request: protocol.ResumeRequest) -> Any:
+    async def _resume(self, request: protocol.ResumeRequest) -> replies.ResumeReply:
         number = self._host.intake.home_of(request.agent)
         state = self._host.shards[number].state
         state.plan_at(request.agent)
         if request.agent not in state.stopped:
             raise ConfigError(f"{request.agent} is not stopped; stigmergy status lists agents that are")
         await self._host.intake.take(number, ResumeAgent(request.agent, request.by))
-        return {"agent": request.agent, "resumed": True}
+        return replies.ResumeReply(request.agent)
 
-    async def _enrol(self, request: protocol.EnrolRequest) -> Any:
+    async def _enrol(self, request: protocol.EnrolRequest) -> replies.EnrolReply:
         key = _key(request.public_key, request.algorithm)
         state = self._host.shards.signers.state
         check_enrolment(state.signers, self._verifier, key)
         await self._host.intake.take(state.shard, EnrollSigner(*key))
-        return {"public_key": key[1].hex(), "enrolled": True}
+        return replies.EnrolReply(key[1].hex())
 
-    async def _revoke(self, request: protocol.RevokeRequest) -> Any:
+    async def _revoke(self, request: protocol.RevokeRequest) -> replies.RevokeReply:
         key = _key(request.public_key, request.algorithm)
         state = self._host.shards.signers.state
         last = state.position if request.last_position is None else request.last_position
         check_revocation(state.signers, key, self._node.signer, last, state.position)
         await self._host.intake.take(state.shard, RevokeSigner(*key, last))
-        return {"public_key": key[1].hex(), "revoked_after": last}
+        return replies.RevokeReply(key[1].hex(), last)
 
-    def _roster(self, roster: Roster) -> Any:
+    def _roster(self, roster: Roster) -> DescribedRoster:
         return described_roster(roster, [shard.state.shard for shard in self._host.shards])
 
-    def _names(self, request: protocol.NamesRequest) -> Any:
+    def _names(self, request: protocol.NamesRequest) -> replies.NamesReply:
         if not 1 <= request.limit <= NAMES_COUNT_MAX:
             raise ConfigError(f"limit {request.limit}: give 1 to {NAMES_COUNT_MAX}")
         addresses = (address for shard in self._host.shards for address in shard.state.agents)
         found = heapq.nsmallest(request.limit, (one for one in addresses if one.startswith(request.prefix)))
-        return {
-            "kinds": {kind: described_kind(plan) for kind, plan in self._host.declaration.plans.items()},
-            "agents": [address for address in found if self._host.durable_image(address) is not None],
-        }
+        return replies.NamesReply(
+            kinds={kind: described_kind(plan) for kind, plan in self._host.declaration.plans.items()},
+            agents=[address for address in found if self._host.durable_image(address) is not None],
+        )
 
-    def _status(self) -> Any:
+    def _status(self) -> replies.StatusReply:
         standing = self._live.standing()
+        company = standing.company
         used = resource.getrusage(resource.RUSAGE_SELF)
-        signers = self._host.shards.signers.state.signers
-        return {
-            "fleet": standing.fleet,
-            "version": self._node.version,
-            "pid": os.getpid(),
-            "host": os.uname().nodename,
-            "up_s": round((self._host.clock.monotonic_ns() - self._since_ns) / 1e9, 3),
-            "cpu_s": round(used.ru_utime + used.ru_stime, 3),
-            "memory_peak_bytes": _memory_peak_bytes(),
-            "journal": self._node.journal,
-            "agents": standing.agents,
-            "events": standing.events,
-            "commits": sum(head.position for head in standing.heads),
-            "owed": standing.owed,
-            "waiting": standing.waiting,
-            "dead_letters": standing.dead_letters,
-            "stopped": standing.stopped,
-            **({"at_rest": standing.at_rest} if standing.at_rest else {}),
-            "journal_bytes": standing.journal_bytes,
-            "heads": [described_head(head) for head in standing.heads],
-            "signers": [
-                {
-                    "algorithm": signer.algorithm,
-                    "public_key": signer.public_key.hex(),
-                    "revoked_after": signer.revoked_after,
-                    "signs_now": (signer.algorithm, signer.public_key) == self._node.signer,
-                }
-                for signer in signers
+        return replies.StatusReply(
+            fleet=standing.fleet,
+            version=self._node.version,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            up_s=round((self._host.clock.monotonic_ns() - self._since_ns) / 1e9, 3),
+            cpu_s=round(used.ru_utime + used.ru_stime, 3),
+            memory_peak_bytes=_memory_peak_bytes(),
+            journal=self._node.journal,
+            agents=standing.agents,
+            events=standing.events,
+            commits=sum(head.position for head in standing.heads),
+            owed=standing.owed,
+            waiting=standing.waiting,
+            dead_letters=standing.dead_letters,
+            stopped=standing.stopped,
+            at_rest=standing.at_rest or UNSET,
+            journal_bytes=standing.journal_bytes,
+            heads=[described_head(head) for head in standing.heads],
+            signers=[
+                replies.SignerReply(
+                    signer.algorithm,
+                    signer.public_key.hex(),
+                    signer.revoked_after,
+                    signs_now=(signer.algorithm, signer.public_key) == self._node.signer,
+                )
+                for signer in self._host.shards.signers.state.signers
             ],
-            "recovered": described_recovery(self._live.recovered),
-            "counters": standing.counters,
-            "troubles": standing.troubles,
-            "link": described_link(standing.link),
-            **described_replication(standing.company),
-            **described_copies(standing.copies),
-        }
+            recovered=described_recovery(self._live.recovered),
+            counters=standing.counters,
+            troubles=standing.troubles,
+            link=described_link(standing.link),
+            shared=UNSET if company.shared is None else company.shared,
+            claims=UNSET if company.claims is None else company.claims,
+            copies=[described_copy(one) for one in standing.copies] or UNSET,
+        )
 
 
-def _stream(items: Iterable[Any]) -> Iterator[bytes]:
-    """Items as lines, then the end. An error on the way is the last line."""
+def _stream(items: Iterable[Any]) -> Iterator[Answer]:
+    """Items, then the end. An error on the way is the last reply."""
     count = 0
     try:
-        for item in items:
-            if item is None:
+        for one in items:
+            if one is None:
                 yield b""
                 continue
             count += 1
-            yield write_reply(Reply(v=VERSION, item=item))
+            yield item(one)
     except Exception as error:
-        yield write_error(error)
+        yield refusal(error)
         return
-    yield write_reply(Reply(v=VERSION, end={"count": count}))
+    yield end(count)
 
 
 def _key(public_key: str, algorithm: int) -> Key:

@@ -11,11 +11,13 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from stigmergy.base.errors import NotRunning, Overloaded, TooLarge
 from stigmergy.base.unix_socket import answers_at, bound, connected, reason
-from stigmergy.control.protocol import RequestHandler
+from stigmergy.control.protocol import Reply, Request, RequestHandler, read_reply, write_request
 
+R = TypeVar("R")
 REQUEST_BYTES_MAX = 256 * 1024
 """A longer line is refused, and its connection closed."""
 REPLY_BYTES_MAX = 17 * 1024 * 1024
@@ -162,7 +164,13 @@ class ControlClient:
         self._socket = connected(path, timeout_s)
         self._file = self._socket.makefile("rb")
 
-    def ask(self, request: bytes) -> Generator[bytes, None, None]:
+    def ask(self, request: Request[R]) -> Generator[Reply[R], None, None]:
+        """The replies to a request, for as long as the caller takes them. Raises NotRunning, and refusals."""
+        with contextlib.closing(self.lines(write_request(request))) as lines:
+            for line in lines:
+                yield read_reply(line, request)
+
+    def lines(self, request: bytes) -> Generator[bytes, None, None]:
         """Sends a line; the lines that come back, for as long as the caller takes them. Raises NotRunning."""
         try:
             self._socket.sendall(request)
@@ -191,7 +199,7 @@ class ControlCall:
         self._path = path
         self._timeout_s = timeout_s
 
-    async def ask(self, request: bytes) -> AsyncIterator[bytes]:
+    async def ask(self, request: Request[Any]) -> AsyncIterator[bytes]:
         """The lines that answer a request, as they come. Raises NotRunning, at the first line or on the way.
 
         The caller says when it has enough, by closing it.
@@ -199,7 +207,7 @@ class ControlCall:
         connection = connected(self._path, 0)
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=REPLY_BYTES_MAX)
         try:
-            writer.write(request)
+            writer.write(write_request(request))
             while True:
                 async with asyncio.timeout(self._timeout_s):
                     line = await reader.readline()

@@ -1,12 +1,10 @@
-"""Rosters: what a producer needs to know to make records. Plain values that can be sent to another machine."""
+"""Rosters: what a producer needs to know to make records, and how the control endpoint sends them."""
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.agents.codec import encode
 from stigmergy.agents.columns import Layout, read_layout
@@ -45,6 +43,37 @@ class Roster(Struct, array_like=True, frozen=True):
     """The same agents."""
 
 
+class DescribedForm(Struct, frozen=True):
+    """A message of the kind: its columns, with the code of each type."""
+
+    tag: str
+    is_command: bool
+    fields: dict[str, str]
+
+
+class DescribedShard(Struct, frozen=True):
+    """A `ShardRoster` for JSON: bytes in hex digits."""
+
+    shard: int
+    layout: str
+    generation: int
+    check: str
+    agents: int
+
+
+class DescribedRoster(Struct, frozen=True):
+    """A roster for JSON, as the control endpoint sends it: with the shards that its node has."""
+
+    kind: str
+    processes: int
+    layout: bytes
+    """Base64 on the wire."""
+    record_bytes: int
+    forms: list[DescribedForm]
+    shards: list[DescribedShard]
+    places: list[Place]
+
+
 def check_enrolled_names(names: Sequence[str]) -> None:
     """Raises TooLarge for more names than one request may have."""
     if len(names) > ENROLLED_NAMES_MAX:
@@ -53,55 +82,40 @@ def check_enrolled_names(names: Sequence[str]) -> None:
         )
 
 
-def described_roster(roster: Roster, owned: Sequence[int]) -> dict[str, Any]:
-    """A roster in plain values, as it is told over the control endpoint: with the shards that its node has."""
-    return {
-        "kind": roster.kind,
-        "processes": 1,
-        "layout": base64.b64encode(encode(roster.layout)).decode(),
-        "record_bytes": roster.layout.record_bytes,
-        "forms": [
-            {
-                "tag": form.tag,
-                "is_command": form.is_command,
-                "fields": {column.name: column.code for column in form.columns},
-            }
-            for form in roster.layout.forms
-        ],
-        "shards": [{"shard": shard, **_described_shard(roster.shards[shard])} for shard in owned],
-        "places": [[place.shard, place.number] for place in roster.places],
-    }
+def described_roster(roster: Roster, owned: Sequence[int]) -> DescribedRoster:
+    """A roster as the control endpoint sends it: with the shards that its node has."""
+    forms = [
+        DescribedForm(form.tag, form.is_command, {column.name: column.code for column in form.columns})
+        for form in roster.layout.forms
+    ]
+    shards = [_described_shard(shard, roster.shards[shard]) for shard in owned]
+    layout = encode(roster.layout)
+    return DescribedRoster(roster.kind, 1, layout, roster.layout.record_bytes, forms, shards, roster.places)
 
 
-def read_roster(found: Mapping[str, Any], names: Sequence[str] = ()) -> Roster:
+def read_roster(found: DescribedRoster, names: Sequence[str] = ()) -> Roster:
     """The roster that a node has described, with these agents. Raises Malformed for what is none, or not whole."""
+    shards = sorted(found.shards, key=lambda one: one.shard)
+    if [one.shard for one in shards] != list(range(len(shards))):
+        raise Malformed("a roster of some shards only: ask the node itself, and not one of its processes")
     try:
-        shards = sorted(found["shards"], key=lambda one: int(one["shard"]))
-        if [one["shard"] for one in shards] != list(range(len(shards))):
-            raise Malformed("a roster of some shards only: ask the node itself, and not one of its processes")
-        layout = read_layout(base64.b64decode(found["layout"], validate=True))
+        layout = read_layout(found.layout)
         here = [
-            ShardRoster(bytes.fromhex(one["layout"]), one["generation"], bytes.fromhex(one["check"]), one["agents"])
+            ShardRoster(bytes.fromhex(one.layout), one.generation, bytes.fromhex(one.check), one.agents)
             for one in shards
         ]
-        places = [Place(shard, number) for shard, number in found["places"]]
-        return Roster(found["kind"], layout, here, places, list(names))
-    except (KeyError, TypeError, ValueError, JournalCorrupt) as error:
+    except (ValueError, JournalCorrupt) as error:
         raise Malformed(
             f"the node describes no roster that this program can read ({error}); update one of them"
         ) from None
+    return Roster(found.kind, layout, here, found.places, list(names))
 
 
-def joined_rosters(found: Sequence[Mapping[str, Any]], places: Sequence[Sequence[int]] = ()) -> dict[str, Any]:
+def joined_rosters(found: Sequence[DescribedRoster], places: Sequence[Place] = ()) -> DescribedRoster:
     """What the processes of a node say, each of its own shards, as one; with these places."""
-    shards = sorted((shard for one in found for shard in one["shards"]), key=lambda one: int(one["shard"]))
-    return {**found[0], "processes": len(found), "shards": shards, "places": list(places)}
+    shards = sorted((shard for one in found for shard in one.shards), key=lambda one: one.shard)
+    return structs.replace(found[0], processes=len(found), shards=shards, places=list(places))
 
 
-def _described_shard(shard: ShardRoster) -> dict[str, Any]:
-    return {
-        "layout": shard.layout.hex(),
-        "generation": shard.generation,
-        "check": shard.check.hex(),
-        "agents": shard.agents,
-    }
+def _described_shard(number: int, shard: ShardRoster) -> DescribedShard:
+    return DescribedShard(number, shard.layout.hex(), shard.generation, shard.check.hex(), shard.agents)

@@ -44,8 +44,8 @@ def test_each_gets_another_one_and_the_third_waits_for_the_first_that_is_free() 
         asking = [belief for belief in one.claims.beliefs() if belief.asking]
         assert [(belief.resource, belief.pool, belief.holds) for belief in asking] == [(POOL, DOCKS, False)]
         shown = described_resource(one.claims, "dock-2", one.claims.folded.resource("dock-2"), asking)
-        assert [(waiter["agent"], waiter["any_of"]) for waiter in shown["queue"]] == [("Cart/3", list(DOCKS))]
-        assert [(belief["agent"], belief["any_of"]) for belief in shown["believed"]] == [("Cart/3", list(DOCKS))]
+        assert [(waiter.agent, waiter.any_of) for waiter in shown.queue] == [("Cart/3", list(DOCKS))]
+        assert [(belief.agent, belief.any_of) for belief in shown.believed] == [("Cart/3", list(DOCKS))]
         release(other, "Cart/2", "dock-2", second.token)
         third = await one.wait_granted()
         assert third.resource == "dock-2"

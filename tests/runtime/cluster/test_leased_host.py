@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from stigmergy.cluster.fencing import LeasedService
 from stigmergy.cluster.standby import Standby
 from stigmergy.control import protocol
 from stigmergy.control.live import Live
-from stigmergy.control.protocol import read_reply, write_request
+from stigmergy.control.protocol import checked
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.journal.memory import MemoryShard, MemoryShardLog
 from stigmergy.journal.port import JournalIdentity
@@ -174,26 +175,22 @@ def test_queries_are_answered_by_members_only_also_when_the_lease_ends_on_the_wa
         host = await stage.host()
 
         class Desk:
-            async def answer(self, line: bytes) -> Iterator[bytes]:
+            async def answer(self, request: protocol.AnyRequest) -> Iterator[protocol.Answer]:
                 stage.member = not late
                 return iter((b"the state",))
 
-            def refuse(self, error: StigmergyError) -> bytes:
-                return b"no"
-
         desk = LeasedService(Desk(), host.may_act)
-        line = write_request(protocol.StateRequest(agent="Meter/a"))
-        answer = list(await desk.answer(line))  # type: ignore[arg-type]
+        request = protocol.StateRequest(agent="Meter/a")
+        answer = list(await desk.answer(request))  # type: ignore[arg-type]
         if late:
             # Not that nothing was done: it may be, and who sent something without an id must not send it again.
             with pytest.raises(JournalUnknown, match="another may own the shard"):
-                read_reply(answer[0])
+                checked(answer[0])  # type: ignore[arg-type]
         else:
             assert answer == [b"the state"]
         stage.member = False
         with pytest.raises(NotOwned):
-            read_reply(next(await desk.answer(line)))  # type: ignore[arg-type]
-        assert desk.refuse(NotOwned("x")) == b"no"
+            checked(next(await desk.answer(request)))  # type: ignore[arg-type]
         await host.kill()
 
     play(scene)
@@ -209,7 +206,7 @@ def test_what_was_taken_and_may_be_kept_is_not_said_to_be_untaken() -> None:
             ControlService(live, Ed25519Verifier(), NodeDescription("1", "memory:", (1, b"")), lambda: None),
             host.may_act,
         )
-        line = write_request(protocol.ObserveRequest(agent="Meter/a", event="Passed", fields={"by": "x", "number": 1}))
+        request = protocol.ObserveRequest(agent="Meter/a", event="Passed", fields={"by": "x", "number": 1})
         append = host.journal.append
 
         async def slow(group: object) -> None:
@@ -218,9 +215,9 @@ def test_what_was_taken_and_may_be_kept_is_not_said_to_be_untaken() -> None:
 
         host.journal.append = slow  # type: ignore[method-assign]
         with pytest.raises(JournalUnknown, match="whether it is kept is not known"):
-            read_reply(next(await desk.answer(line)))  # type: ignore[arg-type]
+            checked(next(await desk.answer(request)))  # type: ignore[arg-type]
         with pytest.raises(NotRunning, match="nothing was taken"):
-            read_reply(next(await desk.answer(line)))  # type: ignore[arg-type]
+            checked(next(await desk.answer(request)))  # type: ignore[arg-type]
         await host.kill()
 
     play(scene)
@@ -232,25 +229,22 @@ def test_a_long_answer_ends_with_the_lease(come_late: bool) -> None:
         host = await stage.host()
         lines = [b"one", b"two", b"three"]
 
-        async def as_they_come() -> AsyncIterator[bytes]:
+        async def as_they_come() -> AsyncIterator[protocol.Answer]:
             for line in lines:
                 yield line
 
         class Desk:
-            async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
+            async def answer(self, request: protocol.AnyRequest) -> protocol.Answers:
                 return as_they_come() if come_late else iter(lines)
 
-            def refuse(self, error: StigmergyError) -> bytes:
-                return b"no"
-
-        answer = await LeasedService(Desk(), host.may_act).answer(write_request(protocol.StateRequest(agent="Meter/a")))
-        heard: list[bytes] = []
+        answer = await LeasedService(Desk(), host.may_act).answer(protocol.StateRequest(agent="Meter/a"))
+        heard: list[Any] = []
         while len(heard) < 2:
             heard.append(await anext(answer) if isinstance(answer, AsyncIterator) else next(answer))
             stage.member = False  # as after a long sleep between two lines
         assert heard[0] == b"one"
         with pytest.raises(JournalUnknown, match="lost its lease while it answered"):
-            read_reply(heard[1])
+            checked(heard[1])
         assert [line async for line in answer] == [] if isinstance(answer, AsyncIterator) else list(answer) == []
         await host.kill()
 

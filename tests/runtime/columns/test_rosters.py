@@ -7,11 +7,21 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from stigmergy.base.errors import Malformed, NotOwned, StigmergyError, TooLarge, UnknownKind
 from stigmergy.control.live import Live
-from stigmergy.control.protocol import read_reply
+from stigmergy.control.protocol import (
+    ControlEndpoint,
+    EnrollAgentsRequest,
+    Request,
+    RosterRequest,
+    read_single,
+    single,
+    write_reply,
+    write_request,
+)
 from stigmergy.control.router import ControlRouter
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.keys.ed25519 import Ed25519Verifier
@@ -24,6 +34,8 @@ from tests.runtime.columns.stage import Hand, Radio, declare, play
 
 NAMES = [f"m-{number}" for number in range(30)]
 SHARDS = 5
+OWNERS = 2
+"""Shards of a fleet, each with an owner of its own."""
 
 
 def service_of(live: Live) -> ControlService:
@@ -31,9 +43,11 @@ def service_of(live: Live) -> ControlService:
 
 
 async def ask(desk: ControlService | ControlRouter, **request: Any) -> Any:
-    lines = await desk.answer(json.dumps({"v": 1, **request}).encode())
-    line = await anext(lines) if isinstance(lines, AsyncIterator) else next(lines)
-    return read_reply(line).ok
+    line = json.dumps({"v": 1, **request}).encode()
+    lines = await ControlEndpoint(desk).answer(line)
+    answer = await anext(lines) if isinstance(lines, AsyncIterator) else next(lines)
+    kind = RosterRequest(kind="") if request["do"] == "roster" else EnrollAgentsRequest(kind="", names=[])
+    return read_single(answer, kind)
 
 
 def test_what_is_told_over_the_endpoint_is_what_the_node_knows() -> None:
@@ -77,10 +91,12 @@ class Branch:
         self._desk = desk
         self.asked: list[str] = []
 
-    async def ask(self, request: bytes) -> AsyncIterator[bytes]:
-        self.asked.append(json.loads(request)["do"])
-        for line in await self._desk.answer(request):
-            yield line
+    async def ask(self, request: Request[Any]) -> AsyncIterator[bytes]:
+        line = write_request(request)
+        self.asked.append(json.loads(line)["do"])
+        lines: Any = await ControlEndpoint(self._desk).answer(line)
+        for one in lines:
+            yield one
 
 
 def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
@@ -89,22 +105,22 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
     async def main() -> None:
         nodes = []
         for process in (1, 2):
-            owned = owned_by(process, 2, SHARDS)
+            owned = owned_by(process, 2, OWNERS)
             nodes.append(
                 SimNode(
                     world,
-                    lambda _: declare(Hand(), shards=SHARDS),
+                    lambda _: declare(Hand(), shards=OWNERS),
                     name=f"p{process}",
                     part=(owned[0], owned[-1]),
                 )
             )
         lives = [await node.start() for node in nodes]
         branches = [Branch(service_of(live)) for live in lives]
-        board = ControlRouter(Homes(SHARDS), branches, dict, lambda: None)
+        board = ControlRouter("f", "memory:", Homes(OWNERS), branches)
         empty = read_roster(await ask(board, do="roster", kind="Meter"))
-        assert [one.agents for one in empty.shards] == [0] * SHARDS
+        assert [one.agents for one in empty.shards] == [0] * OWNERS
         described = await ask(board, do="enroll_agents", kind="Meter", names=NAMES)
-        assert described["processes"] == 2
+        assert described.processes == 2
         roster = read_roster(described, NAMES)
         check(roster, lives)
         # One name: only its process enrols, the other says what it has.
@@ -117,7 +133,7 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
         # What one process alone says is no roster of the node; and a batch for the other's shard is refused.
         with pytest.raises(Malformed, match="ask the node itself, and not one of its processes"):
             read_roster(await ask(service_of(lives[1]), do="roster", kind="Meter"))
-        shard = next(place.shard for place in roster.places if place.shard in owned_by(2, 2, SHARDS))
+        shard = next(place.shard for place in roster.places if place.shard in owned_by(2, 2, OWNERS))
         mine = [name for name, place in zip(NAMES, roster.places, strict=True) if place.shard == shard]
         batch = Radio(lives[1]).batch((mine[0], Counted(by=1)), shard=shard)
         with pytest.raises(NotOwned):
@@ -130,7 +146,7 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
     def check(roster: Roster, lives: list[Live]) -> None:
         assert sum(one.agents for one in roster.shards) == len(NAMES)
         for name, place in zip(NAMES, roster.places, strict=True):
-            live = lives[0] if place.shard in owned_by(1, 2, SHARDS) else lives[1]
+            live = lives[0] if place.shard in owned_by(1, 2, OWNERS) else lives[1]
             table = live.host.shards[place.shard].state.tables["Meter"]
             assert table.name(place.number) == name
             generation = roster.shards[place.shard].generation
@@ -157,8 +173,9 @@ def test_what_is_no_roster_is_refused(spoil: dict[str, Any]) -> None:
     async def scene(node: SimNode) -> None:
         live = await node.start()
         found = await ask(service_of(live), do="roster", kind="Meter")
+        line = write_reply(single({**msgspec.to_builtins(found), **spoil}))
         with pytest.raises(Malformed):
-            read_roster({**found, **spoil})
+            read_roster(read_single(line, RosterRequest(kind="Meter")))
         await asyncio.sleep(0)
 
     play(declare(Hand()), scene)

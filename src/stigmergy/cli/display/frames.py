@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec import Struct, structs
 
 from stigmergy.app.cluster_client import ClusterClient
 from stigmergy.app.fleet import ControlClient
+from stigmergy.audit.listing import LogEntry, Owing
 from stigmergy.base.errors import NotRunning, StigmergyError
-from stigmergy.claims.service import CONTACT
+from stigmergy.claims.service import CONTACT, ClaimsStatus
 from stigmergy.cli.display.output import (
     BAD,
     GOOD,
@@ -27,9 +28,11 @@ from stigmergy.cli.display.output import (
     shown_fields,
 )
 from stigmergy.cli.display.places import ClusterPlace, NodePlace
-from stigmergy.control.protocol import AnyRequest, LettersRequest, LogRequest, StatusRequest, read_reply, write_request
+from stigmergy.control.protocol import LettersRequest, LogRequest, Request, StatusRequest, answers_to
+from stigmergy.control.replies import LetterReply, LinkReply, StatusReply
 from stigmergy.nats.servers.status import MEND_OFF, is_off
 from stigmergy.network.bus_link import NO_BUS, UP
+from stigmergy.network.replicator import SharedStatus
 
 if TYPE_CHECKING:
     from stigmergy.nats.servers.status import ClusterStatus, FleetSeen, LedgerSeen
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 # Polls a running node through one connection, and computes rates per second. A node that is down is not an error here:
 # the sample says so, and the next one tries again.
 
+R = TypeVar("R")
 ANSWER_S_MAX = 10.0
 """A node that takes longer counts as one that does not answer."""
 
@@ -46,16 +50,16 @@ class Seen(Struct, frozen=True):
     """One look at a node. Without a status it does not run or does not answer, and `why` says more."""
 
     at_s: float
-    status: dict[str, Any] | None = None
+    status: StatusReply | None = None
     why: str = ""
     events_per_s: float | None = None
     """None where it is not known yet: rates need two looks at the same process."""
     commits_per_s: float | None = None
     cpu_percent: float | None = None
     counters_per_s: dict[str, float] = {}
-    last: list[dict[str, Any]] = []
+    last: list[LogEntry] = []
     """The last entries of the log, oldest first."""
-    letters: list[dict[str, Any]] = []
+    letters: list[LetterReply] = []
 
 
 class Sampler:
@@ -96,8 +100,8 @@ class Sampler:
         if client is None:
             client = self._client = _connect(self._find(), self._answer_s_max)
         (status,) = _asked(client, StatusRequest())
-        if _is_on_workers(status) and all(one["pid"] is None for one in status["processes"]):
-            raise NotRunning(f"no worker of the fleet {status['fleet']!r} answers at {status['journal']}")
+        if status.is_unanswered:
+            raise NotRunning(f"no worker of the fleet {status.fleet!r} answers at {status.journal}")
         seen = _compared(Seen(self._now_s(), status), self._before)
         return structs.replace(
             seen,
@@ -112,42 +116,28 @@ def _connect(place: NodePlace, answer_s_max: float) -> ControlClient | ClusterCl
     return ControlClient(place, timeout_s=answer_s_max)
 
 
-def _is_on_workers(status: dict[str, Any]) -> bool:
-    """Whether it is that of a fleet on several workers: those have no process, and no time, in common."""
-    return status["pid"] is None
-
-
-def _asked(client: ControlClient | ClusterClient, request: AnyRequest) -> list[Any]:
-    """The answer to a request, or all the items of one."""
-    items: list[Any] = []
+def _asked(client: ControlClient | ClusterClient, request: Request[R]) -> list[R]:
     # Closed by us, not by being forgotten: a Ctrl-C while Python tidies up a generator goes unheard.
-    with closing(client.ask(write_request(request))) as lines:
-        for line in lines:
-            reply = read_reply(line)
-            if reply.ok is not None:
-                return [reply.ok]
-            if reply.end is not None:
-                break
-            items.append(reply.item)
-    return items
+    with closing(client.ask(request)) as replies:
+        return answers_to(replies)
 
 
 def _compared(seen: Seen, before: Seen | None) -> Seen:
     """What changed each second since the look before, if that was at the same process."""
     now, then = seen.status, None if before is None else before.status
-    if now is None or then is None or before is None or now["pid"] != then["pid"]:
+    if now is None or then is None or before is None or now.pid != then.pid:
         return seen
     # By the node's own clock: it may have been busy between our asking and its answering.
-    took_s = seen.at_s - before.at_s if _is_on_workers(now) else now["up_s"] - then["up_s"]
-    counters = then["counters"]
-    if took_s <= 0 or now["cpu_s"] < then["cpu_s"] or now["events"] < then["events"]:
+    took_s = seen.at_s - before.at_s if now.is_on_workers else now.up_s - then.up_s
+    counters = then.counters
+    if took_s <= 0 or now.cpu_s < then.cpu_s or now.events < then.events:
         return seen  # another process; or a shard has moved to one, and counts from its start
     return structs.replace(
         seen,
-        events_per_s=(now["events"] - then["events"]) / took_s,
-        commits_per_s=(now["commits"] - then["commits"]) / took_s,
-        cpu_percent=100 * (now["cpu_s"] - then["cpu_s"]) / took_s,
-        counters_per_s={name: (count - counters.get(name, 0)) / took_s for name, count in now["counters"].items()},
+        events_per_s=(now.events - then.events) / took_s,
+        commits_per_s=(now.commits - then.commits) / took_s,
+        cpu_percent=100 * (now.cpu_s - then.cpu_s) / took_s,
+        counters_per_s={name: (count - counters.get(name, 0)) / took_s for name, count in now.counters.items()},
     )
 
 
@@ -248,13 +238,13 @@ def _above(seen: Seen, view: View, columns: int) -> Iterator[Line]:
         yield [*paused, ("not running", BAD)]
         yield from ([line] for line in _wrapped(seen.why, columns))
         return
-    up = f"  up {_duration(status['up_s'])}  process {status['pid']}  version {status['version']}"
-    if status["pid"] is None:  # a fleet on several workers
-        owned = sum(one["pid"] is not None for one in status["processes"])
-        up = f"  {owned} of {len(status['processes'])} shards answer"
-    yield [*paused, (status["fleet"], NAME), (up, HEADING)]
-    yield [(f"{status['journal']}  {shown_bytes(status['journal_bytes'])}", HEADING)]
-    yield from _link(status["link"])
+    up = f"  up {_duration(status.up_s)}  process {status.pid}  version {status.version}"
+    if status.is_on_workers:
+        owned = sum(one.pid is not None for one in status.parts)
+        up = f"  {owned} of {len(status.parts)} shards answer"
+    yield [*paused, (status.fleet, NAME), (up, HEADING)]
+    yield [(f"{status.journal}  {shown_bytes(status.journal_bytes)}", HEADING)]
+    yield from _link(status.link)
     for name, cell in replication_fields(status):
         yield [(f"{name} ", HEADING), cell]
     yield []
@@ -265,45 +255,45 @@ def _above(seen: Seen, view: View, columns: int) -> Iterator[Line]:
             (_rising(view.rates[-(columns - 20) :]), GOOD),
             (f" {max(view.rates):,.0f}", HEADING),
         ]
-    for trouble in status["troubles"]:
+    for trouble in status.troubles:
         yield [("trouble ", BAD), trouble]
-    for number, (agent, why) in enumerate(status["stopped"].items()):
+    for number, (agent, why) in enumerate(status.stopped.items()):
         if number == STOPPED_SHOWN_MAX:
-            yield [(f"… and {len(status['stopped']) - number} more are stopped: stigmergy status", HEADING)]
+            yield [(f"… and {len(status.stopped) - number} more are stopped: stigmergy status", HEADING)]
             break
         yield [("stopped ", BAD), (agent, NAME), f"  {why}"]
 
 
-def _figures(seen: Seen, status: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _figures(seen: Seen, status: StatusReply) -> list[tuple[str, str, str]]:
     """Names, values and styles of the numbers that one looks for first."""
-    counters = status["counters"]
+    counters = status.counters
     lost = sum(counters.get(name, 0) for name in LOST)
-    letters, stopped = status["dead_letters"], len(status["stopped"])
+    letters, stopped = status.dead_letters, len(status.stopped)
     return [
         ("events/s", _rate(seen.events_per_s), ""),
         ("commits/s", _rate(seen.commits_per_s), ""),
-        ("agents", f"{status['agents']:,}", ""),
-        ("owed", f"{status['owed']:,}", ""),
-        ("waiting", f"{status['waiting']:,}", ""),
+        ("agents", f"{status.agents:,}", ""),
+        ("owed", f"{status.owed:,}", ""),
+        ("waiting", f"{status.waiting:,}", ""),
         ("dead letters", f"{letters:,}", WARN if letters else ""),
         ("stopped", f"{stopped:,}", BAD if stopped else ""),
         ("lost", f"{lost:,}", WARN if lost else ""),
-        ("events", _large(status["events"]), ""),
-        ("commits", _large(status["commits"]), ""),
+        ("events", _large(status.events), ""),
+        ("commits", _large(status.commits), ""),
         ("cpu", "…" if seen.cpu_percent is None else f"{seen.cpu_percent:.0f} %", ""),
-        ("memory", shown_bytes(status["memory_peak_bytes"]), ""),
+        ("memory", shown_bytes(status.memory_peak_bytes), ""),
     ]
 
 
-def _link(link: dict[str, Any]) -> Iterator[Line]:
+def _link(link: LinkReply) -> Iterator[Line]:
     """The link to the broker, of a node that has a bus."""
-    if link["state"] == NO_BUS:
+    if link.state == NO_BUS:
         return
-    owed = f"  {link['owed']:,} to publish" if link["owed"] else ""
-    style = GOOD if link["state"] == UP else WARN
-    yield [("link ", HEADING), (link["state"], style), (f"  {counted(link['members'], 'member')}{owed}", HEADING)]
-    if link["why"]:
-        yield [("link ", HEADING), (link["why"], BAD)]
+    owed = f"  {link.owed:,} to publish" if link.owed else ""
+    style = GOOD if link.state == UP else WARN
+    yield [("link ", HEADING), (link.state, style), (f"  {counted(link.members, 'member')}{owed}", HEADING)]
+    if link.why:
+        yield [("link ", HEADING), (link.why, BAD)]
 
 
 def _cells(figures: Sequence[tuple[str, str, str]], columns: int) -> Iterator[Line]:
@@ -340,39 +330,39 @@ def _below(seen: Seen, view: View, columns: int, room: int) -> Iterator[Line]:
     yield from rows[:fitting] or [[("none", HEADING)]][:fitting]
 
 
-def _entries(entries: Iterable[dict[str, Any]], columns: int) -> Iterator[Line]:
+def _entries(entries: Iterable[LogEntry], columns: int) -> Iterator[Line]:
     for entry in entries:
-        kind = entry["type"].removesuffix("@1").removeprefix("stigmergy.")
-        when = entry["time"][11:19] if columns < 60 else entry["time"][11:23]
-        start: list[Cell] = [(f"{when} ", HEADING), (f"{entry['agent'] or '(shard)'} ", NAME)]
-        fields = shown_fields(entry["fields"])
-        if entry["kind"] == "answer" and entry["refused"] is not None:
-            yield [*start, ("refused ", BAD), f"{kind} {fields}  {entry['refused']}"]
-        elif entry["kind"] == "answer":
+        kind = entry.type.removesuffix("@1").removeprefix("stigmergy.")
+        when = entry.time[11:19] if columns < 60 else entry.time[11:23]
+        start: list[Cell] = [(f"{when} ", HEADING), (f"{entry.agent or '(shard)'} ", NAME)]
+        fields = shown_fields(entry.fields)
+        if entry.kind == "answer" and entry.refused is not None:
+            yield [*start, ("refused ", BAD), f"{kind} {fields}  {entry.refused}"]
+        elif entry.kind == "answer":
             yield [*start, ("accepted ", GOOD), f"{kind} {fields}"]
-        elif entry["kind"] == "effect":
+        elif entry.kind == "effect":
             yield [*start, ("→ ", WARN), f"{kind} {fields}"]
         else:
-            effects = ", ".join(_asked_for(effect) for effect in entry["effects"])
+            effects = ", ".join(_asked_for(effect) for effect in entry.effects)
             yield [*start, f"{kind} {fields}", (f"  → {effects}" if effects else "", WARN)]
 
 
-def _asked_for(effect: dict[str, Any]) -> str:
-    kind = effect["type"].removesuffix("@1") or effect["sink"]
-    return f"{effect['to']} {kind}" if effect["to"] else str(kind)
+def _asked_for(effect: Owing) -> str:
+    kind = effect.type.removesuffix("@1") or effect.sink
+    return f"{effect.to} {kind}" if effect.to else kind
 
 
 def _counters(seen: Seen) -> Iterator[Line]:
     """Those that are not 0, the quickest first."""
-    counters = {name: count for name, count in (seen.status or {})["counters"].items() if count}
+    counters = {name: count for name, count in seen.status.counters.items() if count} if seen.status else {}
     for name in sorted(counters, key=lambda name: (-seen.counters_per_s.get(name, 0.0), name)):
         rate = seen.counters_per_s.get(name)
         yield [(f"{name:<20} ", HEADING), f"{counters[name]:>12,}", (f" {_rate(rate):>10}/s" if rate else "", GOOD)]
 
 
-def _letters(letters: Iterable[dict[str, Any]]) -> Iterator[Line]:
+def _letters(letters: Iterable[LetterReply]) -> Iterator[Line]:
     for one in letters:
-        yield [f"{one['letter']} ", (f"{one['agent']} ", NAME), (one["error"], BAD), f"  {one['type']}"]
+        yield [f"{one.letter} ", (f"{one.agent} ", NAME), (one.error, BAD), f"  {one.type}"]
 
 
 def _keys(view: View, columns: int) -> Line:
@@ -638,36 +628,36 @@ def _plain(cell: Cell) -> str:
     return printable(cell if isinstance(cell, str) else cell[0])
 
 
-def replication_fields(status: dict[str, Any]) -> list[tuple[str, Cell]]:
+def replication_fields(status: StatusReply) -> list[tuple[str, Cell]]:
     """How a node stands with its peers and its ledger, as lines of its status; none of what it does not have."""
     found: list[tuple[str, Cell]] = []
-    if (shared := status.get("shared")) is not None:
+    if shared := status.shared:
         found.append(("shared", (_shared_summary(shared), _shared_style(shared))))
-    if (claims := status.get("claims")) is not None:
-        found.append(("claims", (_claims_summary(claims), GOOD if claims["ledger"] == CONTACT else WARN)))
+    if claims := status.claims:
+        found.append(("claims", (_claims_summary(claims), GOOD if claims.ledger == CONTACT else WARN)))
     return found
 
 
-def _shared_summary(shared: dict[str, Any]) -> str:
+def _shared_summary(shared: SharedStatus) -> str:
     """What is shared, with how many, and what is not well with it."""
-    parts = [counted(shared["objects"], "object"), counted(shared["replicas"], "replica")]
-    parts += [counted(shared["peers"], "peer") if shared["peers"] else "nobody else is there"]
-    parts += [f"{shared['waiting']:,} waiting"] if shared["waiting"] else []
-    parts += [f"{shared['unacknowledged']:,} unacknowledged"] if shared["unacknowledged"] else []
-    parts += [f"{len(shared['diverged']):,} diverged"] if shared["diverged"] else []
-    parts += [f"{len(shared['quarantined']):,} in quarantine"] if shared["quarantined"] else []
+    parts = [counted(shared.objects, "object"), counted(shared.replicas, "replica")]
+    parts += [counted(shared.peers, "peer") if shared.peers else "nobody else is there"]
+    parts += [f"{shared.waiting:,} waiting"] if shared.waiting else []
+    parts += [f"{shared.unacknowledged:,} unacknowledged"] if shared.unacknowledged else []
+    parts += [f"{len(shared.diverged):,} diverged"] if shared.diverged else []
+    parts += [f"{len(shared.quarantined):,} in quarantine"] if shared.quarantined else []
     return ", ".join(parts)
 
 
-def _shared_style(shared: dict[str, Any]) -> str:
-    if shared["diverged"] or shared["quarantined"]:
+def _shared_style(shared: SharedStatus) -> str:
+    if shared.diverged or shared.quarantined:
         return BAD
-    return GOOD if shared["peers"] else WARN
+    return GOOD if shared.peers else WARN
 
 
-def _claims_summary(claims: dict[str, Any]) -> str:
+def _claims_summary(claims: ClaimsStatus) -> str:
     """How the ledger is reached, how far it was read, and what is held and asked."""
-    parts = [f"ledger {claims['ledger']}", f"position {claims['position']:,}"]
-    parts += [f"{claims['held']:,} held", f"{claims['asking']:,} asking"]
-    parts += [f"{claims['waiting']:,} to write"] if claims["waiting"] else []
-    return ", ".join(parts) + (f"; {claims['why']}" if claims["why"] else "")
+    parts = [f"ledger {claims.ledger}", f"position {claims.position:,}"]
+    parts += [f"{claims.held:,} held", f"{claims.asking:,} asking"]
+    parts += [f"{claims.waiting:,} to write"] if claims.waiting else []
+    return ", ".join(parts) + (f"; {claims.why}" if claims.why else "")

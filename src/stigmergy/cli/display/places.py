@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -28,22 +28,21 @@ from stigmergy.app.fleet import (
     journals_in,
 )
 from stigmergy.app.parts import is_in_parts
-from stigmergy.base.errors import ConfigError, NotRunning, Overloaded, StigmergyError, TooLarge
+from stigmergy.base.errors import ConfigError, NotRunning, Overloaded, StigmergyError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, Output
 from stigmergy.control.protocol import (
-    REQUEST_BYTES_MAX,
-    AnyRequest,
     ClaimsRequest,
     LettersRequest,
     QuarantineRequest,
+    Request,
     RosterRequest,
     SharedRequest,
     StatusRequest,
-    read_reply,
-    write_request,
 )
+from stigmergy.control.replies import MissingPart
 
+R = TypeVar("R")
 DEFAULT_FLEET = "fleet"
 _NAMES_SHOWN_MAX = 5
 
@@ -271,7 +270,7 @@ LOOK_S_MAX = 10.0
 LOOKS = (StatusRequest, SharedRequest, QuarantineRequest, ClaimsRequest, LettersRequest, RosterRequest)
 
 
-def ask(place: NodePlace, request: AnyRequest, *, doubt: str = "") -> Any:
+def ask(place: NodePlace, request: Request[R], *, doubt: str = "") -> R:
     """The one answer to a request; raises what the node refuses with.
 
     `doubt` is said beside an answer that did not come: what was asked may have been done. Where nobody could be reached
@@ -279,8 +278,9 @@ def ask(place: NodePlace, request: AnyRequest, *, doubt: str = "") -> Any:
     """
     client = _client(place, request)
     try:
-        for line in client.ask(_line(request)):
-            return read_reply(line).ok
+        for reply in client.ask(request):
+            if reply.ok is not None:
+                return reply.ok
         raise NotRunning("the node did not answer")
     except (NotRunning, Overloaded) as error:
         if not doubt:
@@ -290,21 +290,20 @@ def ask(place: NodePlace, request: AnyRequest, *, doubt: str = "") -> Any:
         client.close()
 
 
-def ask_stream(place: NodePlace, request: AnyRequest) -> Iterator[Any]:
+def ask_stream(place: NodePlace, request: Request[R]) -> Iterator[R]:
     """The items that answer a request, as they come. Raises NotRunning at the end if a part did not answer."""
-    listing = Listing()
+    listing = Listing[R]()
     yield from _listed(place, request, listing)
     if listing.missing:
-        raise NotRunning(listing.missing[0]["why"])
+        raise NotRunning(listing.missing[0].why)
 
 
-class Listing:
+class Listing(Generic[R]):
     """The items that answered a request, and the parts of a fleet or a node that did not answer."""
 
     def __init__(self) -> None:
-        self.items: list[Any] = []
-        self.missing: list[dict[str, Any]] = []
-        """The number of each as `shard` or `process`, and `why`."""
+        self.items: list[R] = []
+        self.missing: list[MissingPart] = []
 
     @property
     def is_empty(self) -> bool:
@@ -317,40 +316,31 @@ class Listing:
             return exits.OK
         output.document({"missing": self.missing})
         for one in self.missing:
-            output.note(f"not shown: {one['why']}", BAD)
+            output.note(f"not shown: {one.why}", BAD)
         return exits.NOT_RUNNING
 
 
-def ask_list(place: NodePlace, request: AnyRequest) -> Listing:
+def ask_list(place: NodePlace, request: Request[R]) -> Listing[R]:
     """All items that answer a request, of as many parts as answer; end with the `end` of the listing."""
-    listing = Listing()
+    listing = Listing[R]()
     listing.items.extend(_listed(place, request, listing))
     return listing
 
 
-def _listed(place: NodePlace, request: AnyRequest, listing: Listing) -> Iterator[Any]:
+def _listed(place: NodePlace, request: Request[R], listing: Listing[R]) -> Iterator[R]:
     client = _client(place, request)
     try:
-        for line in client.ask(_line(request)):
-            reply = read_reply(line)
+        for reply in client.ask(request):
             if reply.end is not None:
-                listing.missing.extend(reply.end.get("missing", ()))
+                listing.missing.extend(reply.end.missing or ())
                 return
-            yield reply.item
+            if reply.item is not None:
+                yield reply.item
     finally:
         client.close()
 
 
-def _client(place: NodePlace, request: AnyRequest) -> ControlClient | ClusterClient:
+def _client(place: NodePlace, request: Request[Any]) -> ControlClient | ClusterClient:
     if isinstance(place, ClusterPlace):
         return ClusterClient(place.url, place.fleet)
     return ControlClient(place, timeout_s=LOOK_S_MAX) if isinstance(request, LOOKS) else ControlClient(place)
-
-
-def _line(request: AnyRequest) -> bytes:
-    line = write_request(request)
-    if len(line) > REQUEST_BYTES_MAX:
-        raise TooLarge(
-            f"a request of {len(line)} bytes, {REQUEST_BYTES_MAX} at most; send less, or large things by reference"
-        )
-    return line

@@ -1,0 +1,424 @@
+"""What a node answers, a type for each request. The fields are the keys of docs/control.md, in the order of the wire.
+
+A key that only some nodes have is UNSET and absent elsewhere; a key that is null has None. Every other key is always
+there. A new key has a default, because nodes of an earlier version do not send it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from stigmergy.audit.verification import Problem
+from stigmergy.claims.service import ClaimsStatus
+from stigmergy.network.replicator import SharedStatus
+from stigmergy.uplink.sender import UplinkStatus
+
+# ---------------------------------------------------------------------- agents
+
+
+class SendReply(Struct, frozen=True):
+    """What became of a command."""
+
+    accepted: bool
+    position: int | None
+    """Of the commit; None if it was refused."""
+    reason: str | None
+    """Why it was refused; None if it was accepted."""
+
+
+class ObserveReply(Struct, frozen=True):
+    """An observed event was stored as its type promises."""
+
+    observed: bool = True
+
+
+class StateReply(Struct, frozen=True):
+    """The durable state of an agent."""
+
+    agent: str
+    known: bool
+    """Whether it had any input."""
+    shard: int
+    position: int
+    time: str | None
+    stopped: str | None
+    """Why it is stopped."""
+    state: dict[str, Any]
+
+
+class KindNames(Struct, frozen=True):
+    """What agents of a kind understand: messages with the names of their fields."""
+
+    commands: dict[str, list[str]]
+    events: dict[str, list[str]]
+
+
+class NamesReply(Struct, frozen=True):
+    """The agent kinds, and the first agents with the prefix that was asked for."""
+
+    kinds: dict[str, KindNames]
+    agents: list[str]
+
+
+class LetterReply(Struct, frozen=True):
+    """A dead letter."""
+
+    letter: str
+    agent: str
+    source: str
+    type: str
+    fields: Any
+    error: str
+
+
+class LetterTakenReply(Struct, frozen=True):
+    """A dead letter was retried or dropped."""
+
+    letter: str
+    agent: str
+    retried: bool
+    failed_again: bool
+
+
+class ResumeReply(Struct, frozen=True):
+    """A stopped agent runs again."""
+
+    agent: str
+    resumed: bool = True
+
+
+# ---------------------------------------------------------------------- the node
+
+
+class HeadReply(Struct, frozen=True):
+    """Where the log of a shard ends."""
+
+    shard: int
+    position: int
+    epoch: int
+    digest: str
+
+
+class SignerReply(Struct, frozen=True):
+    """A key that may sign, or may have signed until it was revoked."""
+
+    algorithm: int
+    public_key: str
+    revoked_after: int | None
+    signs_now: bool
+
+
+class RecoveryReply(Struct, frozen=True):
+    """What the start of a node found. `snapshots` has the position of each shard's."""
+
+    commits: int
+    events: int
+    signatures: int
+    snapshots: dict[str, int]
+    passed_over: list[str]
+
+
+class LinkReply(Struct, frozen=True):
+    """The link of a node to its bus."""
+
+    state: str
+    why: str
+    owed: int
+    members: int
+    uplink: UplinkStatus | UnsetType = UNSET
+
+
+class CopyReply(Struct, frozen=True):
+    """How far the copies of a journal in one store are."""
+
+    store: str
+    copies: int
+    bytes_copied: int
+    failures: int
+    commits: int
+    points: int
+    trouble: str
+    made: str
+    """When the last one was made; empty for none since the start."""
+
+
+class ProcessReply(Struct, frozen=True):
+    """The owner of one shard, as it last reported; None before its first report."""
+
+    process: int
+    """The number of the shard, counted from 1."""
+    first_shard: int
+    last_shard: int
+    pid: int | None = None
+    host: str | None = None
+    up_s: float | None = None
+    cpu_s: float | None = None
+    memory_peak_bytes: int | None = None
+    agents: int | None = None
+    events: int | None = None
+    owed: int | None = None
+    waiting: int | None = None
+    journal: str | None = None
+    journal_bytes: int | None = None
+
+
+class StatusReply(Struct, frozen=True, kw_only=True):
+    """Where a node stands, or all workers of a fleet together: then counts are totals."""
+
+    fleet: str
+    version: str
+    pid: int | None
+    """None for a fleet on workers, which have no process in common."""
+    host: str | UnsetType = UNSET
+    up_s: float
+    cpu_s: float
+    memory_peak_bytes: int
+    journal: str
+    agents: int
+    events: int
+    commits: int
+    owed: int
+    waiting: int
+    dead_letters: int
+    stopped: dict[str, str]
+    """Agents that supervision has stopped, with the reason."""
+    at_rest: list[str] | UnsetType = UNSET
+    """Agents of the journal that this node does not run."""
+    journal_bytes: int
+    heads: list[HeadReply]
+    signers: list[SignerReply]
+    recovered: RecoveryReply
+    counters: dict[str, int]
+    troubles: list[str]
+    link: LinkReply
+    shared: SharedStatus | UnsetType = UNSET
+    claims: ClaimsStatus | UnsetType = UNSET
+    processes: list[ProcessReply] | UnsetType = UNSET
+    copies: list[CopyReply] | UnsetType = UNSET
+
+    @property
+    def is_on_workers(self) -> bool:
+        """Whether this is a fleet on several workers."""
+        return self.pid is None
+
+    @property
+    def parts(self) -> list[ProcessReply]:
+        """The owners of the shards of a fleet on workers."""
+        return self.processes or []
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether no worker of a fleet has ever answered."""
+        return self.is_on_workers and all(one.pid is None for one in self.parts)
+
+
+class StopReply(Struct, frozen=True):
+    """The node drains and ends."""
+
+    stopping: bool = True
+
+
+# ---------------------------------------------------------------------- the log
+
+
+class LogProgress(Struct, frozen=True, kw_only=True):
+    """An item of `verify` and `export` between the others: how many commits were read, of how many."""
+
+    commits: int
+    of: int
+    fleet: str | UnsetType = UNSET
+    """Whose log it is; only of an export."""
+    incarnation: int | UnsetType = UNSET
+
+
+class VerifiedHead(HeadReply, frozen=True):
+    """Where the log of a shard ends, and where it begins."""
+
+    first: int
+
+
+class VerifiedSigner(Struct, frozen=True):
+    """A key and what it has signed."""
+
+    algorithm: int
+    public_key: str
+    enrolled_at: int
+    revoked_after: int | None
+    signatures: int
+    fingerprint: str | UnsetType = UNSET
+    """Only of `stigmergy log verify`; nodes do not send it."""
+
+
+class VerifyReply(Struct, frozen=True):
+    """What a verification found: the last item of `verify`."""
+
+    journal: str
+    sound: bool
+    commits: int
+    events: int
+    signatures: int
+    snapshots: int
+    snapshots_unfinished: int
+    heads: list[VerifiedHead]
+    signers: list[VerifiedSigner]
+    problems: list[Problem]
+
+
+class FlightPiece(Struct, frozen=True):
+    """The next bytes of a flight log, base64 on the wire."""
+
+    commits: int
+    of: int
+    data: bytes
+
+
+class HoldReply(Struct, frozen=True):
+    """A hold on the log."""
+
+    hold: int
+    open: bool
+    agent: str
+    since: str | None
+    reason: str
+    by: str
+    set: str
+    cleared: str | None
+    cleared_by: str
+    cleared_why: str
+
+
+class HoldsReply(Struct, frozen=True):
+    """All holds, cleared ones included."""
+
+    holds: list[HoldReply]
+
+
+class EnrolReply(Struct, frozen=True):
+    """A key may sign."""
+
+    public_key: str
+    enrolled: bool = True
+
+
+class RevokeReply(Struct, frozen=True):
+    """A key's signatures count up to a position."""
+
+    public_key: str
+    revoked_after: int
+
+
+# ---------------------------------------------------------------------- shared objects and claims
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Whose answer an item is, if the owners of several shards were asked."""
+
+    shard: int | UnsetType = UNSET
+
+
+class ReplicaReply(Struct, frozen=True):
+    """A replica of a shared object."""
+
+    replica: str
+    counter: int
+    agent: str | None
+    """Whose it is; None for those of other nodes."""
+    retired: bool
+
+
+class ObjectReply(Part, frozen=True, kw_only=True):
+    """A shared object as a node holds it."""
+
+    object: str
+    agents: list[str]
+    live: int
+    live_bytes: int
+    digest: str
+    waiting: int
+    diverged: bool
+    peers: list[str]
+    in_step: list[str]
+    replicas_count: int
+    replicas: list[ReplicaReply]
+
+
+class QuarantineReply(Part, frozen=True, kw_only=True):
+    """A key from which nothing is taken any more."""
+
+    key: str
+    node: str | None
+    object: str
+    replica: str | None
+    why: str
+    since: str
+
+
+class LiftReply(Struct, frozen=True):
+    """A key takes part again."""
+
+    key: str
+    lifted: bool = True
+
+
+class RetireReply(Struct, frozen=True):
+    """A replica was declared dead."""
+
+    object: str
+    replica: str
+    retired: bool = True
+
+
+class ClaimantReply(Struct, frozen=True):
+    """Who holds a resource or waits for it; only `claimant` if its entry was truncated."""
+
+    claimant: str
+    agent: str | None
+    claim: str | None
+    key: str | None
+    any_of: list[str] | UnsetType = UNSET
+    """The resources of which any one would do."""
+
+
+class BeliefReply(Struct, frozen=True):
+    """What an agent of the node may act on."""
+
+    agent: str
+    claim: str
+    holds: bool
+    token: int | None
+    left_s: float
+    renews: bool
+    asking: bool
+    any_of: list[str] | UnsetType = UNSET
+
+
+class ResourceReply(Struct, frozen=True):
+    """A resource: what the ledger says up to `read_to`, and what agents of the node believe."""
+
+    resource: str
+    read_to: int
+    holder: ClaimantReply | None
+    token: int | None
+    since: int | None
+    for_s: float | None
+    offered: ClaimantReply | None
+    queue: list[ClaimantReply]
+    believed: list[BeliefReply]
+
+
+# ---------------------------------------------------------------------- streams
+
+
+class MissingPart(Part, frozen=True, kw_only=True):
+    """A shard without an answer."""
+
+    why: str
+
+
+class StreamEnd(Struct, frozen=True):
+    """The last line of a stream."""
+
+    count: int
+    missing: list[MissingPart] | UnsetType = UNSET
