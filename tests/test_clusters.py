@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stigmergy.app.config import Config
@@ -146,7 +147,7 @@ async def test_a_log_that_was_deleted_is_not_begun_again_as_if_nothing_had_been(
         assert missing.why.startswith("shard 0 has no owner that answers")
         capsys.readouterr()
         assert listing.end(Output(json=True)) == exits.NOT_RUNNING
-        assert json.loads(capsys.readouterr().out) == {"missing": [missing]}
+        assert json.loads(capsys.readouterr().out) == {"missing": [msgspec.to_builtins(missing)]}
         assert listing.end(Output(json=False)) == exits.NOT_RUNNING
         shown = capsys.readouterr()
         assert (shown.out, "not shown: shard 0 has no owner" in shown.err) == ("", True)

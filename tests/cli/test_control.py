@@ -8,10 +8,12 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from stigmergy.cli.display.output import Output
 from stigmergy.cli.node import status
+from stigmergy.control.replies import StatusReply
 from stigmergy.control.socket import CONNECTIONS_MAX, REQUEST_BYTES_MAX
 from tests.cli.conftest import Folder
 
@@ -70,7 +72,7 @@ def test_status_shows_what_does_not_mend_itself(
     assert found["troubles"] == []
     found["troubles"] = ["no snapshot of shard 0: Drone/D-17: its field count holds a str; mend it"]
     monkeypatch.setattr("stigmergy.cli.node.find_place", lambda arguments: None)
-    monkeypatch.setattr("stigmergy.cli.node.ask", lambda path, request: found)
+    monkeypatch.setattr("stigmergy.cli.node.ask", lambda path, request: msgspec.convert(found, StatusReply))
     assert status(argparse.Namespace(nats=None, fleet=None, name=None, watch=False), Output()) == 0
     assert "trouble  no snapshot of shard 0: Drone/D-17" in " ".join(capsys.readouterr().out.split("\n"))
 

@@ -138,7 +138,7 @@ def counted(live: Live, name: str) -> int:
 
 
 REFUSED: list[tuple[str, dict[str, Any], type[Exception], str, str]] = [
-    ("a layout that is not ours", {"layout": bytes(16)}, StaleMapping, "ask for the roster anew", "stale_mappings"),
+    ("a layout that is not ours", {"layout": bytes(16)}, StaleMapping, "request the roster again", "stale_mappings"),
     ("a generation to come", {"generation": 9}, StaleMapping, "generation 9 of another roster", "stale_mappings"),
     ("names of another roster", {"check": bytes(8)}, StaleMapping, "would change other agents", "stale_mappings"),
     ("a kind that is not compiled", {"kind": "Nobody"}, StaleMapping, "there are Tank", "stale_mappings"),

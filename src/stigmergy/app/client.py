@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar, overload
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.assignment import shown as few
@@ -80,6 +80,7 @@ REFUSED = (Malformed, UnknownTag, UnknownKind, TooLarge)
 ELSEWHERE = (NotRunning, NotOwned, JournalConflict, JournalUnknown)
 """What a worker says that owns the shard no more, or is about to."""
 AgentT = TypeVar("AgentT", bound=Agent)
+ReplyT = TypeVar("ReplyT")
 
 
 class Heard(Struct, frozen=True):
@@ -201,7 +202,8 @@ class Client:
                 agent=address, command=event.type.partition("@")[0], fields=_fields_of(event), command_id=command_id
             )
             try:
-                return _verdict(await self._ask_workers(said, within_s, address, doubt, command_id))
+                answer = await self._ask_workers(said, within_s, address, doubt, command_id)
+                return _verdict(structs.asdict(answer))
             except UnreadableReply:
                 raise
             except REFUSED as error:
@@ -251,11 +253,12 @@ class Client:
         if kind is not None and address.partition("/")[0] != kind.__agent_kind__:
             raise Malformed(f"{address} is no {kind.__agent_kind__}; ask with its own class, or without one")
         if self._workers is not None:
-            found = await self._ask_workers(protocol.StateRequest(agent=address), within_s, address, "ask again")
+            asked_for = protocol.StateRequest(agent=address)
+            state: Any = (await self._ask_workers(asked_for, within_s, address, "ask again")).state
         else:
             asked = CloudEvent(self._fresh_id(), self._source, QUERY, address, datacontenttype=JSON, data={})
-            found = await self._ask(address, Channel.QUERIES, asked, within_s, "ask again")
-        return found["state"] if kind is None else _typed(address, found["state"], kind)
+            state = (await self._ask(address, Channel.QUERIES, asked, within_s, "ask again"))["state"]
+        return state if kind is None else _typed(address, state, kind)
 
     def watch(self, topic: str = "+/+/#", *, kind: type[Event] | None = None) -> Watching:
         """What agents publish from now on: `async for heard in far.watch("Cart/+/place")`.
@@ -440,8 +443,8 @@ class Client:
     # ------------------------------------------------------------------ through workers
 
     async def _ask_workers(
-        self, request: protocol.AnyRequest, within_s: float, address: str, doubt: str, command_id: str = ""
-    ) -> Any:
+        self, request: protocol.Request[ReplyT], within_s: float, address: str, doubt: str, command_id: str = ""
+    ) -> ReplyT:
         assert self._workers is not None
         try:
             async with asyncio.timeout(within_s):

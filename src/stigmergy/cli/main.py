@@ -15,6 +15,7 @@ from typing import Any
 
 from stigmergy.base.errors import StigmergyError
 from stigmergy.cli import (
+    agent,
     bench,
     cluster,
     compile,
@@ -29,9 +30,7 @@ from stigmergy.cli import (
     replay,
     restore,
     run,
-    send,
     sim,
-    state,
     top,
     up,
     worker,
@@ -48,8 +47,7 @@ GROUPS = (
     worker,
     gateway,
     up,
-    send,
-    state,
+    agent,
     log,
     replay,
     restore,

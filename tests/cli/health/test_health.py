@@ -80,7 +80,7 @@ def test_a_folder_is_written_to_and_left_as_it_was(tmp_path: Path) -> None:
     assert levels(list(disk.check_disk(tmp_path / "nothing", 0, 5.0))) == {"disk.folder": "fail"}
 
 
-@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "mend that first"), (errno.EACCES, "the right to")])
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "fix that first"), (errno.EACCES, "the right to")])
 def test_the_remedy_fits_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
 ) -> None:

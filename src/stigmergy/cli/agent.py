@@ -1,11 +1,13 @@
-"""`stigmergy send` and `stigmergy observe`: send a command or an observation to a running agent.
+"""`stigmergy state`, `send` and `observe`: show one agent's state, send it a command or an observation.
 
-The node knows the classes and reads the fields by their types; nothing is imported here.
+A running node answers: it knows the classes and reads the fields by their types. Only the state of an agent whose node
+is stopped is read from the journal, which needs the user's classes.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 import secrets
 import time
@@ -14,12 +16,17 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from stigmergy.app.fleet import inspect_all
+from stigmergy.app.parts import shown_url
+from stigmergy.audit.history import History, Moment, read_moment
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.base.errors import ConfigError
+from stigmergy.base.errors import ConfigError, JournalForeign
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.output import BAD, GOOD, Output
-from stigmergy.cli.display.places import add_place, ask, find_place
-from stigmergy.control.protocol import ObserveRequest, SendRequest
+from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, Output, shown
+from stigmergy.cli.display.places import add_place, ask, find_fleet, find_journal, find_place, find_running_place
+from stigmergy.control.description import described_sight
+from stigmergy.control.protocol import ObserveRequest, SendRequest, StateRequest
+from stigmergy.control.replies import StateReply
 
 _FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
 SEND_EXAMPLES = """examples:
@@ -32,10 +39,15 @@ A value is read as the field's type needs it; name:=VALUE gives JSON. The exit c
 OBSERVE_EXAMPLES = """example:
   stigmergy observe Drone/D-17 BatteryMeasured percent=12.5
 """
+STATE_EXAMPLES = """examples:
+  stigmergy state Drone/D-17
+  stigmergy state Drone/D-17 --at 4711                      after the commit at this position
+  stigmergy state Drone/D-17 --at 2026-11-15T08:00:00Z      after the last commit by then
+"""
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds `send` and `observe`."""
+    """Adds `send`, `observe` and `state`."""
     parser = commands.add_parser(
         "send",
         parents=[common],
@@ -61,6 +73,17 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
     add_place(parser, nats=True)
     parser.set_defaults(run=observe)
+    parser = commands.add_parser(
+        "state",
+        parents=[common],
+        help="show an agent's state, now or in the past",
+        description="Shows an agent's durable state, of a running node or from the journal of a stopped one.",
+        epilog=STATE_EXAMPLES,
+    )
+    parser.add_argument("agent", metavar="KIND/NAME", help="whose state, such as Drone/D-17")
+    parser.add_argument("--at", metavar="TIME|POSITION", help="as it was then; a time needs its zone, such as Z")
+    add_place(parser, nats=True)
+    parser.set_defaults(run=show_state)
 
 
 def send(arguments: argparse.Namespace, output: Output) -> int:
@@ -114,3 +137,43 @@ def read_fields(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{name}:={value} is not JSON ({error}); for a plain text write {name}=…") from None
     return fields, texts
+
+
+def show_state(arguments: argparse.Namespace, output: Output) -> int:
+    """Shows the state."""
+    moment = Moment() if arguments.at is None else read_moment(arguments.at)
+    place = find_running_place(arguments)
+    if place is not None:
+        seen = ask(place, StateRequest(agent=arguments.agent, at=arguments.at))
+    else:
+        seen = _from_journal(arguments, moment, output)
+    _show(seen, output)
+    return exits.OK
+
+
+def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output) -> StateReply:
+    fleet = find_fleet(arguments)
+    url = find_journal(arguments)
+    journal = inspect_all(url)
+    try:
+        if journal.identity.fleet != fleet.name:
+            raise JournalForeign(
+                f"{shown_url(url)} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}"
+            )
+        sight = History(journal, fleet.plans, fleet.settings.limits, output.note, fleet.homes).look(
+            arguments.agent, moment
+        )
+        return described_sight(arguments.agent, sight)
+    finally:
+        asyncio.run(journal.close())
+
+
+def _show(seen: StateReply, output: Output) -> None:
+    output.document(seen)
+    where = f"  position {seen.position}" + (f", {seen.time}" if seen.time else "")
+    output.line((seen.agent, NAME), (where, HEADING))
+    output.fields((name, shown(value)) for name, value in seen.state.items())
+    if seen.stopped:
+        output.line(("stopped", BAD), f"  {seen.stopped}; go on with: stigmergy resume {seen.agent}")
+    if not seen.known:
+        output.note(f"{seen.agent} had had no input by then; this is the state it would begin with", "yellow")
