@@ -96,7 +96,7 @@ async def test_devices_of_its_own_site_and_whole_sites_below_are_collected_side_
     ("place", "why"),
     [
         (FleetConfig(collect_from="memory:x"), "collect_from need a bus"),
-        (FleetConfig(bus="memory:x", uplink_to="memory:y"), "there is none"),
+        (FleetConfig(bus="memory:x", uplink_to="memory:y"), "set without an uplink"),
     ],
 )
 def test_levels_without_what_they_need_are_refused(place: FleetConfig, why: str) -> None:
