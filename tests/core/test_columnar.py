@@ -95,7 +95,7 @@ def test_a_log_says_once_how_its_records_are_read() -> None:
         ({"kind": "Nobody"}, StaleMapping, "'Nobody' is no compiled kind of this fleet; there are Meter, Watched"),
         ({"kind": "Board"}, StaleMapping, "'Board' is no compiled kind"),
         ({"layout": b"x" * 16}, StaleMapping, "records of Meter in layout 7878"),
-        ({"generation": 2}, StaleMapping, "for generation 2 of another roster: ask for the roster anew"),
+        ({"generation": 2}, StaleMapping, "for generation 2 of another roster: request the roster again"),
         ({"generation": -1}, StaleMapping, "for generation -1"),
         ({"check": b"y" * 8}, StaleMapping, "for generation 1 of another roster"),
         ({"count": 2}, Malformed, "bytes for 2 records of"),
