@@ -108,8 +108,8 @@ async def test_a_worker_that_starts_before_a_majority_is_there_waits_for_it(tmp_
             while not any(event == "waits" for event, _ in said):
                 assert not task.done(), task.exception()
                 await asyncio.sleep(0.05)
-        await asyncio.to_thread(cluster.start_again, 0)
-        await asyncio.to_thread(cluster.start_again, 1)
+        cluster.start_again(0, wait=False)
+        cluster.start_again(1, wait=False)
         async with asyncio.timeout(3 * WAIT_S_MAX):
             await task
     assert owned.is_set()

@@ -22,6 +22,8 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.nats.servers.configuration import ServerPlan
 from stigmergy.nats.servers.server import LOOPBACK, NatsServer, free_ports
 
+READY_S_MAX = 120.0
+"""Electing a leader takes seconds; on a busy machine, with a server that was killed at a bad moment, many of them."""
 STARTS_MAX = 5
 """A port that was free may be taken before the server has it."""
 
@@ -41,7 +43,7 @@ class NatsCluster:
                 for server in cluster.servers:
                     server.start()
                 for server in cluster.servers:
-                    server.wait_ready()
+                    server.wait_ready(READY_S_MAX)
             except (ConfigError, LinkDown) as error:
                 cluster.stop()
                 if number == STARTS_MAX - 1 or "in use" not in str(error):
@@ -79,7 +81,7 @@ class NatsCluster:
         """Starts one that was ended, on the same ports and data."""
         self.servers[number].start()
         if wait:
-            self.servers[number].wait_ready()
+            self.servers[number].wait_ready(READY_S_MAX)
 
     def add(self, folder: Path) -> int:
         """Starts one more with an empty disk, that joins the others; returns its number."""
@@ -92,7 +94,7 @@ class NatsCluster:
         plan = structs.replace(plan, routes=(*first.routes, f"{LOOPBACK}:{cluster_port}"))
         self.servers.append(NatsServer(plan, folder))
         self.servers[-1].start()
-        self.servers[-1].wait_ready()
+        self.servers[-1].wait_ready(READY_S_MAX)
         return len(self.servers) - 1
 
     def number_of(self, name: str) -> int:

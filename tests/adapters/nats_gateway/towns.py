@@ -15,7 +15,7 @@ from stigmergy.control.live import Live
 from stigmergy.nats.gateway.subjects import kept_subjects
 from stigmergy.nats.servers.configuration import ServerPlan
 from stigmergy.nats.servers.server import LOOPBACK, NatsServer, free_ports
-from stigmergy.testing.nats import NatsCluster
+from stigmergy.testing.nats import READY_S_MAX, NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 
 WAIT_S_MAX = 240.0
@@ -97,7 +97,7 @@ class Site:
         )
         self.server = NatsServer(plan, self.folder)
         self.server.start()
-        await asyncio.to_thread(self.server.wait_ready)
+        await asyncio.to_thread(self.server.wait_ready, READY_S_MAX)
 
     @property
     def leaf(self) -> NatsServer:
