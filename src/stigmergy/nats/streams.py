@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, LinkDown
 from stigmergy.nats.errors import STREAM_NAME_IN_USE, STREAM_NOT_FOUND, JetStreamRefused, no_jetstream
 from stigmergy.nats.errors import WITHOUT_JETSTREAM as _WITHOUT
-from stigmergy.nats.link import NatsLink
+
+if TYPE_CHECKING:
+    from stigmergy.nats.link import NatsLink
 
 ENSURE_S = 10.0
 """A cluster that has just started needs some seconds before it can place a stream."""

@@ -30,7 +30,6 @@ from stigmergy.cli.display.output import (
 from stigmergy.cli.display.places import ClusterPlace, NodePlace
 from stigmergy.control.protocol import LettersRequest, LogRequest, Request, StatusRequest, answers_to
 from stigmergy.control.replies import LetterReply, LinkReply, StatusReply
-from stigmergy.nats.servers.status import MEND_OFF, is_off
 from stigmergy.network.bus_link import NO_BUS, UP
 from stigmergy.network.replicator import SharedStatus
 
@@ -433,6 +432,8 @@ STORE_SHARE = 0.8
 
 def draw_standing(standing: ClusterStatus) -> list[Line]:
     """All that there is to say."""
+    from stigmergy.nats.servers.status import MEND_OFF, is_off
+
     lines: list[Line] = [_headline(standing)]
     if standing.trouble:
         lines += [[(standing.trouble, WARN if standing.servers.has_majority else BAD)]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct, structs
@@ -18,8 +18,10 @@ from stigmergy.base.errors import ConfigError, LinkDown
 from stigmergy.nats import naming
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.errors import STREAM_NOT_FOUND, JetStreamRefused, NoResponders, no_jetstream
-from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import ensure_stream, find_stream
+
+if TYPE_CHECKING:
+    from stigmergy.nats.link import NatsLink
 
 KEPT_S = 3_600
 KEPT_COUNT = 512
@@ -217,6 +219,8 @@ LINK_S = 10.0
 async def forget_site(leaf: str, hubs: tuple[str, ...], site: str) -> None:
     """Over the leaf at this address. The contents of the site's stream at the hub are dropped; its sender sends them
     again."""
+    from stigmergy.nats.link import NatsLink
+
     domain = (await greet(hubs)).domain
     address = structs.replace(parse_address(f"nats://{leaf}"), domain=domain)
     link = NatsLink(address, name=f"{site} takes over")
