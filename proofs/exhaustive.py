@@ -16,7 +16,8 @@ from typing import Any
 
 from proofs.report import Proof
 from rigs.commit_model import Bounds, CommitModel, Mistake, World
-from stigmergy.sim.explore import Exploration, explore_to_the_end
+from rigs.dead_ends import explore_to_the_end
+from stigmergy.sim.explore import Exploration
 
 BOUNDS = (
     Bounds(items=2, crashes=2),

@@ -20,6 +20,7 @@ from msgspec import Struct
 from rigs import drones
 from rigs.drones import STALE_S, declare_drones
 from rigs.gauges import Gauges, Horns
+from rigs.recorded_trace import RecordedTrace
 from rigs.senders import Caller, Sender
 from rigs.trial_checkers import CHECKERS, HEALED, Checker, Evidence, Seen
 from rigs.trial_faults import Faults
@@ -76,7 +77,8 @@ def run_trial(
     `sim.gauges.Gauge` with an engine; then there are compiled agents as well, fed with column batches.
     """
     chance = random.Random(f"stigmergy.sim.trial/{seed}")
-    world = World(seed, shuffle=chance.random() < 0.5, deadline_s=duration_s + HEAL_S + 600)
+    trace = RecordedTrace()
+    world = World(seed, shuffle=chance.random() < 0.5, deadline_s=duration_s + HEAL_S + 600, trace=trace)
     trial = Trial(
         world,
         chance,
@@ -97,7 +99,7 @@ def run_trial(
         violations.append(f"the trial ended with {error!r}")
     violations += trial.violations()
     counts = trial.counts()
-    return TrialResult(seed, world.trace.hexdigest(), counts, violations[:FINDINGS_MAX], world.timeline())
+    return TrialResult(seed, trace.hexdigest(), counts, violations[:FINDINGS_MAX], trace.timeline())
 
 
 class Trial:

@@ -4,11 +4,11 @@ import pytest
 
 from proofs import exhaustive
 from rigs.commit_model import Bounds, CommitModel, Mistake
+from rigs.dead_ends import explore_to_the_end
 from stigmergy.shard import replay
 from stigmergy.shard.marks import Marks
 from stigmergy.shard.outbox import Outbox
 from stigmergy.shard.shard import Shard
-from stigmergy.sim.explore import explore_to_the_end
 
 SMALL = Bounds(items=1, crashes=1)
 TWO = Bounds(items=2, crashes=1, asks=False)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from rigs.trace_difference import first_difference
+from rigs.recorded_trace import CHECKPOINTS_MAX, DETAIL_BYTES_KEPT_MAX, RecordedTrace, first_difference
 from stigmergy.sim.loop import VirtualLoop, run
-from stigmergy.sim.run import CHECKPOINTS_MAX, DETAIL_BYTES_KEPT_MAX, Trace
+from stigmergy.sim.run import Trace
 
 
 class Landed(Struct, frozen=True, tag="landed@1"):
@@ -22,8 +22,8 @@ class Landed(Struct, frozen=True, tag="landed@1"):
     height: float
 
 
-def trace_of(*details: Any, keep_from: int | None = None, records_max: int = 1_000) -> Trace:
-    trace = Trace(keep_from=keep_from, records_max=records_max)
+def trace_of(*details: Any, keep_from: int | None = None, records_max: int = 1_000) -> RecordedTrace:
+    trace = RecordedTrace(keep_from=keep_from, records_max=records_max)
     for number, detail in enumerate(details):
         trace.record(number, "node", "happened", detail)
     return trace
@@ -172,7 +172,7 @@ def test_checkpoints_are_bounded_and_cover_the_run() -> None:
 
 
 def test_a_record_reads_well() -> None:
-    trace = Trace()
+    trace = RecordedTrace()
     trace.record(1_500_000_000, "drone/7", "landed", Landed(pad="north", height=0.25))
     trace.record(1_500_000_001, "drone/7", "stopped")
     assert [str(record).rstrip() for record in trace.records()] == [
