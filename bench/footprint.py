@@ -121,8 +121,9 @@ async def _recover(path: Path, _: int) -> Start:
             pass
     begin = time.perf_counter()
     host = make_host(open_file(path), _act, NO_SNAPSHOTS)
-    recovered = await host.start()
+    await host.start()
     seconds = time.perf_counter() - begin
+    recovered = host.recovered
     state = recovered.states[0]
     start = Start(
         seconds=seconds,

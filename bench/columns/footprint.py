@@ -130,8 +130,9 @@ async def _recover(path: Path, _: int) -> Start:
     fleet = make_fleet(_act)
     begin_s = time.perf_counter()
     host = make_host(path, fleet, NO_SNAPSHOTS)
-    recovered = await host.start()
+    await host.start()
     seconds = time.perf_counter() - begin_s
+    recovered = host.recovered
     start = Start(
         seconds=seconds,
         commits=recovered.commits,

@@ -48,9 +48,9 @@ class Owner:
         host = open_host(self._fleet, MemoryJournal(self._store), self._signer, Ed25519Verifier(), SystemClock())
         peer_network = NatsPeerNetwork(self._link, self._fleet.name, self._shard, epoch)
         self._peers = PeerProcesses(host, peer_network, Share(self._shard + 1, self._fleet.shards, self._fleet.shards))
-        live = Live(host, SystemEntropy(), await host.start())
+        await host.start()
         await self._peers.start()
-        live.peers = self._peers
+        live = Live(host, SystemEntropy(), peers=self._peers)
         desk = ControlService(live, Ed25519Verifier(), NodeDescription("1", "memory:", host.key), lambda: None)
         self._door = NatsControlServer(self._link, self._fleet.name, self._shard, ControlEndpoint(desk), epoch)
         await self._door.start()

@@ -47,7 +47,8 @@ async def a_store(fleet: Fleet) -> MemoryJournalStore:
     """Ten rounds of positions, and a battery that runs low; agents are enrolled in two parts."""
     store = MemoryJournalStore(JournalIdentity(fleet=fleet.name, shards=2, incarnation=1))
     host = open_host(fleet, MemoryJournal(store), Ed25519Signer(b"d" * 32), Ed25519Verifier(), SystemClock())
-    live = Live(host, SystemEntropy(), await host.start())
+    await host.start()
+    live = Live(host, SystemEntropy())
     batcher = Batcher(await live.enroll(Drone, NAMES[:100]), source="gateway", incarnation=1)
     for round_ in range(10):
         if round_ == 5:

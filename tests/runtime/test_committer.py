@@ -94,7 +94,8 @@ class Stage:
     async def start(self) -> Live:
         signer, clock = Ed25519Signer(bytes(32)), SimClock(self.world.loop)
         self.host = open_host(self._fleet, self.journal, signer, Ed25519Verifier(), clock, self.settings)
-        live = Live(self.host, SimEntropy(1, "ids"), await self.host.start())
+        await self.host.start()
+        live = Live(self.host, SimEntropy(1, "ids"))
         for name in ("a", "b"):
             await live.send(f"Counter/{name}", Add(number=0))
         return live

@@ -85,7 +85,8 @@ class Stage:
         fleet = Declaration("counters", agents=[Counter])
         clock = SimClock(self.world.loop)
         self.host = open_host(fleet, self.journal, Ed25519Signer(bytes(32)), Ed25519Verifier(), clock, self.settings)
-        live = Live(self.host, SimEntropy(1, "ids"), await self.host.start())
+        await self.host.start()
+        live = Live(self.host, SimEntropy(1, "ids"))
         await asyncio.sleep(0.1)
         return live
 

@@ -204,7 +204,7 @@ class Running:
             link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels)
             self._replication = make_replication(host, signer, entropy, self.node_config, bus, link)
             key.keep()
-            recovered = await start_attached(host, devices)
+            await start_attached(host, devices)
             key.remember(journal, self.say)
             host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))
             self._copiers = Copiers(host, self.node_config.copies, self._copied_as, safeguards)
@@ -216,12 +216,9 @@ class Running:
         self._devices = devices
         self._signer = signer
         devices.start()
-        live = Live(host, entropy, recovered, devices)
-        live.replication = self._replication
-        live.copies = self._copiers.standings
-        self._link = live.link = link
+        self._link = link
         try:
-            self._feedings = live.feedings = RingReaders(host, open_rings(self.rings))
+            self._feedings = RingReaders(host, open_rings(self.rings))
             if link is not None:
                 await link.start()
             await self._replication.start()
@@ -230,7 +227,15 @@ class Running:
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
-        return live
+        return Live(
+            host,
+            entropy,
+            devices,
+            link=link,
+            replication=self._replication,
+            feedings=self._feedings,
+            copies=self._copiers.standings,
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

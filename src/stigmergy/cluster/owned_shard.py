@@ -68,7 +68,6 @@ class ShardServices:
 
     async def start(self, live: Live) -> None:
         """Right behind the start of the host, before its first turn. Raises, with all of it ended again."""
-        live.peers, live.link, live.replication = self.peers, self.link, self.replication
         try:
             # Side by side: each way to the servers and back is time in which the shard has no owner.
             await asyncio.gather(self._start_peers(), self._start_control_server(live))
@@ -189,8 +188,16 @@ class OwnedShard:
 
     async def begin(self, over: Callable[[], None]) -> None:
         """Starts the host and all around it. `over` is called when the host ends by itself. Raises as they do."""
-        found = await self.host.start()
-        self.live = Live(self.host, self._context.entropy, found, self.services.devices)
+        await self.host.start()
+        services = self.services
+        self.live = Live(
+            self.host,
+            self._context.entropy,
+            services.devices,
+            link=services.link,
+            peers=services.peers,
+            replication=services.replication,
+        )
         await self.services.start(self.live)
         asyncio.ensure_future(self.host.wait_failure()).add_done_callback(lambda _: over())
 

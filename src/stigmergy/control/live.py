@@ -23,7 +23,6 @@ from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, StigmergyError, TrustError, UnknownKind
 from stigmergy.bus.presence import Member
-from stigmergy.journal.recovery import Recovered
 from stigmergy.journal.signers import check_enrolment, check_revocation
 from stigmergy.network.bus_link import BusLink, LinkStatus
 from stigmergy.network.peers import PeerProcesses
@@ -79,20 +78,31 @@ class NodeStatus(Struct, frozen=True):
 class Live:
     """The handle of a running fleet."""
 
-    def __init__(self, host: Host, entropy: Entropy, recovered: Recovered, devices: Devices | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        entropy: Entropy,
+        devices: Devices | None = None,
+        *,
+        link: BusLink | None = None,
+        peers: PeerProcesses | None = None,
+        replication: Replication | None = None,
+        feedings: RingReaders | None = None,
+        copies: Callable[[], list[CopyStanding]] = list,
+    ) -> None:
         self._host = host
         self._devices = devices
         self._entropy = entropy
-        self.recovered = recovered
-        self.link: BusLink | None = None
+        self.recovered = host.recovered
+        self.link = link
         """The node's side of the bus; None without one."""
-        self.peers: PeerProcesses | None = None
-        """The other processes of this fleet; None where this one has all shards."""
-        self.replication: Replication | None = None
+        self.peers = peers
+        """The owners of the other shards of this fleet; None where this one has all."""
+        self.replication = replication
         """The node's side of those it shares state with, and of its ledger."""
-        self.feedings: RingReaders | None = None
+        self.feedings = feedings
         """The rings it is fed from."""
-        self.copies: Callable[[], list[CopyStanding]] = list
+        self.copies = copies
         """How far the copies of the journal are."""
 
     @property

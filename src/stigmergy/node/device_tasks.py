@@ -20,7 +20,6 @@ from stigmergy.agents.messages import SECOND_NS
 from stigmergy.devices.loops import Loop, LoopContext, LoopCounters, LoopSpec
 from stigmergy.devices.port import Attachment, Threads
 from stigmergy.devices.sensors import Poller, Pusher, SensorCounters, SensorOutlet, SensorSpec, log
-from stigmergy.journal.recovery import Recovered
 from stigmergy.node.host import Host
 
 T = TypeVar("T")
@@ -208,11 +207,11 @@ class Devices:
         return max(self._host.clock.wall_ns(), last_ns) / SECOND_NS
 
 
-async def start_attached(host: Host, devices: Devices) -> Recovered:
+async def start_attached(host: Host, devices: Devices) -> None:
     """Starts a host whose actuators find open what they need; it is closed again if the host does not start."""
     await devices.open()
     try:
-        return await host.start()
+        await host.start()
     except BaseException:
         await devices.close()
         raise

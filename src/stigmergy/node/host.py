@@ -156,8 +156,8 @@ class Host:
 
     # ------------------------------------------------------------------ life
 
-    async def start(self) -> Recovered:
-        """Releases what is owed since before, and begins to take turns. Returns what recovery found.
+    async def start(self) -> None:
+        """Releases what is owed since before, and begins to take turns.
 
         Raises, with nothing released, if a receiver has more than the log knows of.
         """
@@ -201,7 +201,6 @@ class Host:
                 # Whether its safe action went out before the node stopped is not known.
                 self._safety.make_safe(shard, address, "stopped by its supervision before this start", journal=True)
         self._wake()
-        return self.recovered
 
     async def stop(self) -> None:
         """Takes nothing more, finishes what was taken, waits for effects under way, writes it all, and closes."""

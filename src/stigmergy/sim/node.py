@@ -238,7 +238,7 @@ class SimNode:
             link = self.link = self._make_link(host)
             self.peers = None if self._attach is None else self._attach(host)
             self.parts = () if self._make_parts is None else tuple(self._make_parts(self, host))
-            recovered = await start_attached(host, devices)
+            await start_attached(host, devices)
             if self.peers is not None:
                 await self.peers.start()
         except StigmergyError as error:
@@ -247,17 +247,16 @@ class SimNode:
             raise
         self.lives += 1
         self.up_since_ns = self.world.loop.time_ns()
-        self.logbook.compare_states(recovered.states, f"life {self.lives}, recovered")
+        self.logbook.compare_states(host.recovered.states, f"life {self.lives}, recovered")
         self._devices = devices
         devices.start()
-        self._live = Live(host, self.entropy, recovered, devices)
-        self._live.replication = next((part for part in self.parts if isinstance(part, Replication)), None)
+        replication = next((part for part in self.parts if isinstance(part, Replication)), None)
+        self._live = Live(host, self.entropy, devices, link=link, replication=replication)
         if link is not None:
-            self._live.link = link
             await link.start()
         for part in self.parts:
             await part.start()
-        self.record("started", [list(self.logbook.positions), sorted(recovered.snapshots.items())])
+        self.record("started", [list(self.logbook.positions), sorted(host.recovered.snapshots.items())])
         return self._live
 
     def _not_served(self, watch: str, turns: int) -> None:

@@ -46,7 +46,8 @@ async def run(store: MemoryJournalStore, fleet: Fleet, rounds: int = 10) -> None
     """One life of a node: commands, events, failures, and agents that come later."""
     store.owner = None
     host = open_host(fleet, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
-    live = Live(host, SystemEntropy(), await host.start())
+    await host.start()
+    live = Live(host, SystemEntropy())
     for number in range(rounds):
         name = f"Meter/{NAMES[number % len(NAMES)]}"
         await live.observe(name, Measured(level=float(number * 60 % 1000)))

@@ -66,7 +66,8 @@ def recorded(shards: int = 1, notes: int = 6) -> MemoryJournal:
     async def live() -> MemoryJournal:
         fleet = Fleet("pads", agents=[Pad], shards=shards)
         host = open_host(fleet, MemoryJournal(store), SIGNER, VERIFIER, SystemClock())
-        live = Live(host, SystemEntropy(), await host.start())
+        await host.start()
+        live = Live(host, SystemEntropy())
         await asyncio.gather(*(live.send(f"Pad/{n % 4}", Note(text=f"note {n}")) for n in range(notes)))
         await live.send("Pad/0", Note(text="the last one"))
         await host.stop()

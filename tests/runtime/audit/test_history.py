@@ -54,7 +54,8 @@ async def store() -> MemoryJournalStore:
     for start in range(2):
         store.owner = None
         host = open_host(FLEET, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
-        live = Live(host, SystemEntropy(), await host.start())
+        await host.start()
+        live = Live(host, SystemEntropy())
         for number in range(50):
             await live.send(NAMES[number % 5], Note(text=f"{start}.{number}"))
         await host.stop()

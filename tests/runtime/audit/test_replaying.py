@@ -179,7 +179,8 @@ def recorded(
     async def main() -> MemoryJournal:
         fleet = Fleet("drones", agents=[agent or drone()], shards=shards, settings=settings)
         host = open_host(fleet, MemoryJournal(store), SIGNER, Ed25519Verifier(), SystemClock())
-        live = Live(host, SystemEntropy(), await host.start())
+        await host.start()
+        live = Live(host, SystemEntropy())
         await life(live)
         await host.stop()
         return MemoryJournal(store)

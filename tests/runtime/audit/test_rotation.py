@@ -51,7 +51,8 @@ class Machine:
     async def start(self, signer: Ed25519Signer, *trusted: Ed25519Signer) -> Live:
         keys = [one.public_key for one in trusted]
         host = open_host(self.fleet, self.journal(), signer, Ed25519Verifier(), self.clock, self.settings, keys)
-        return Live(host, SimEntropy(1, "ids"), await host.start())
+        await host.start()
+        return Live(host, SimEntropy(1, "ids"))
 
     async def live_with(self, signer: Ed25519Signer, *enrolled: Ed25519Signer) -> None:
         """A node makes a log with this key, and lets others sign it from now on."""

@@ -140,7 +140,8 @@ def recorded(every: int) -> MemoryJournal:
             Ed25519Verifier(),
             SystemClock(),
         )
-        live = Live(host, SystemEntropy(), await host.start())
+        await host.start()
+        live = Live(host, SystemEntropy())
         await live_a_little(host, live)
         await host.stop()
         return MemoryJournal(store)

@@ -59,7 +59,8 @@ async def run(
     trusted = (OLD.public_key, NEW.public_key)
     fleet = a_fleet(store.identity.shards)
     host = open_host(fleet, MemoryJournal(store), signer, Ed25519Verifier(), SystemClock(), trusted=trusted)
-    live = Live(host, SystemEntropy(), await host.start())
+    await host.start()
+    live = Live(host, SystemEntropy())
     for number in range(20):
         # Together, so that one group has commits of several shards, and one signature for all of them.
         await asyncio.gather(*(live.send(f"Counter/{name}", Count(by=number)) for name in range(number % 4 + 1)))
@@ -325,7 +326,8 @@ async def test_recovery_finds_the_signature_of_a_shard_that_has_been_idle(shards
     await run(store, OLD)
     store.owner = None
     host = open_host(a_fleet(shards), MemoryJournal(store), OLD, Ed25519Verifier(), SystemClock())
-    live = Live(host, SystemEntropy(), await host.start())
+    await host.start()
+    live = Live(host, SystemEntropy())
     names = [f"Counter/{number}" for number in range(50)]
     busy = next(name for name in names if host.intake.shard_of(name) == shards - 1)
     idle = next(name for name in names if host.intake.shard_of(name) == 0)

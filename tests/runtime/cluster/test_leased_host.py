@@ -60,7 +60,7 @@ class Stage:
             guard=lambda: self.member,
             claim=claimed.number,
         )
-        self.found = await host.start()
+        await host.start()
         return host
 
 
@@ -201,7 +201,7 @@ def test_what_was_taken_and_may_be_kept_is_not_said_to_be_untaken() -> None:
 
     async def scene(stage: Stage) -> None:
         host = await stage.host()
-        live = Live(host, SimEntropy(1, "ids"), stage.found)
+        live = Live(host, SimEntropy(1, "ids"))
         desk = LeasedService(
             ControlService(live, Ed25519Verifier(), NodeDescription("1", "memory:", (1, b"")), lambda: None),
             host.may_act,
