@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from pymavlink.dialects.v10 import common as common_1  # type: ignore[import-untyped]
@@ -126,7 +126,6 @@ def test_frames_are_found_however_the_bytes_are_cut(sent: list[MavMessage], chan
     assert parser.counters.bad_bytes == 0
 
 
-@settings(max_examples=100)
 @given(st.lists(st.one_of(st.binary(max_size=60), messages()), max_size=12))
 def test_noise_between_frames_costs_no_frame_that_a_datagram_holds(parts: list[bytes | MavMessage]) -> None:
     writer, parser = MavWriter(1, 1), MavParser()
@@ -145,7 +144,6 @@ def test_a_false_start_hides_no_frame() -> None:
     assert parser.counters.bad_bytes == 3
 
 
-@settings(max_examples=200)
 @given(messages(), st.integers(0, FRAME_BYTES_MAX), st.integers(1, 255))
 def test_a_changed_byte_is_never_believed(message: MavMessage, at: int, change: int) -> None:
     data = bytearray(MavWriter(1, 1).frame(message))

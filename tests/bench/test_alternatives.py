@@ -46,15 +46,10 @@ def test_the_stock_is_taken_from_its_beginning() -> None:
     assert (again[:2], again[-2:]) == (first[:2], first[:2])
 
 
-def is_installed_by_proofs_only(entry: Entry) -> bool:
-    """Whether it is somebody else's, in the extra [bench]: `make prove` installs that, `make test` does not."""
-    return bool(entry.needs) and not entry.ours
-
-
 @pytest.mark.parametrize(
     "entry",
     [
-        pytest.param(entry, id=entry.name, marks=pytest.mark.prove if is_installed_by_proofs_only(entry) else ())
+        pytest.param(entry, id=entry.name, marks=() if entry.name == "interpreted" else pytest.mark.prove)
         for entry in ENTRIES
     ],
 )

@@ -42,6 +42,7 @@ def test_runs_and_prints_what_is_promised(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.prove
 def test_what_is_promised_later_is_written_less(tmp_path: Path) -> None:
     written = {keep: write_for(keep, 10.0, 20.0, tmp_path) for keep in ("durable", "within", "latest", "transient")}
     assert written["durable"].commits == 200

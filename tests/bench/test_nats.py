@@ -27,6 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
         yield cluster
 
 
+@pytest.mark.prove
 def test_a_worker_and_the_raw_engine_take_the_same_messages(cluster: NatsCluster) -> None:
     found = asyncio.run(measure_throughput(cluster.url, windows=2, envelopes=2, shards=2))
     assert len(found.ratios) == 2

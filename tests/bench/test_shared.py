@@ -3,6 +3,7 @@
 import argparse
 import io
 
+import pytest
 from rich.console import Console
 
 from bench.catalogue import measure
@@ -12,6 +13,7 @@ from stigmergy.crdt.causality import Dot
 from stigmergy.crdt.delta import Delta
 
 
+@pytest.mark.prove
 def test_a_quick_run_gives_all_figures() -> None:
     measured = measure("shared", ["--quick"], argparse.ArgumentParser())
     figures = measured.figures

@@ -3,9 +3,12 @@
 import argparse
 from pathlib import Path
 
+import pytest
+
 from bench import simulated
 
 
+@pytest.mark.prove
 def test_a_quick_run_gives_all_figures(tmp_path: Path) -> None:
     figures = simulated.run(argparse.Namespace(quick=True, directory=tmp_path))
     assert figures["violations"] == 0

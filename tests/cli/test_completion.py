@@ -188,9 +188,10 @@ FEW_TABS = (
 @pytest.mark.parametrize(
     ("shell", "lines"),
     [
-        pytest.param("bash", tuple(TABS), id="bash"),
+        pytest.param("bash", FEW_TABS, id="bash"),
         pytest.param("zsh", FEW_TABS, id="zsh"),
         pytest.param("fish", FEW_TABS, id="fish"),
+        pytest.param("bash", tuple(TABS), id="bash-all", marks=pytest.mark.prove),
         pytest.param("zsh", tuple(TABS), id="zsh-all", marks=pytest.mark.prove),
         pytest.param("fish", tuple(TABS), id="fish-all", marks=pytest.mark.prove),
     ],

@@ -327,6 +327,7 @@ def check_what_operators_see(folder: Folder, url: str, carts: list[str]) -> None
     assert "4 of 4 shards answer" in folder.cli("top", "--once", *place).stdout
 
 
+@pytest.mark.prove
 def test_a_gateway_of_the_cluster_claims_in_the_same_ledger(here: Callable[..., Up]) -> None:
     """It signs with a key of its own: without being enrolled it would wait for ever."""
     up = here("hall:fleet", "--nodes", "1", "--workers", "1", "--gateway", "north")

@@ -110,6 +110,7 @@ def test_code_of_ours_that_the_source_imports_counts_as_source() -> None:
     assert building._imported(source) == ["stigmergy.agents", "stigmergy.agents.codec"]
 
 
+@pytest.mark.prove
 def test_two_at_once_do_each_other_no_harm(tmp_path: Path) -> None:
     both = [start(tmp_path / "cache") for _ in range(2)]
     assert [outcome(process)["folder"] for process in both] == [str(next((tmp_path / "cache").iterdir()))] * 2

@@ -48,7 +48,7 @@ fleet.listen("Drone/{id}/battery", to="Monitor/{id}")
 """
 
 
-@pytest.fixture(params=["nats", "mosquitto"])
+@pytest.fixture(params=[pytest.param("nats", marks=pytest.mark.prove), "mosquitto"])
 def broker(request: pytest.FixtureRequest) -> Broker:
     found: Broker = request.getfixturevalue(request.param)
     return found

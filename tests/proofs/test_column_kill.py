@@ -83,6 +83,7 @@ print(*kill_often(30, 5).violations, sep="\\n")
 """
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_a_node_that_acknowledges_too_early_is_found() -> None:
     command = [sys.executable, "-c", TOO_EARLY + RUN]

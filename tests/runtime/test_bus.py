@@ -91,6 +91,7 @@ async def fly(stage: Stage, seconds: int, trouble: dict[int, str], *, others: bo
         await asyncio.sleep(1)
 
 
+@pytest.mark.prove  # the one below has crashes besides
 def test_an_hour_offline_arrives_once_and_in_order() -> None:
     stage = Stage()
 
@@ -149,7 +150,7 @@ def test_an_hour_offline_with_crashes_on_both_sides(redeliver_after_s: float | N
     stage.check()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(3, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(1, 8))])
 def test_random_trouble(seed: int) -> None:
     play_random_trouble(seed)
 

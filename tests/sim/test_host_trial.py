@@ -168,9 +168,15 @@ PLANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     silence_goes_unnoticed,
     what_is_owed_is_forgotten_at_the_start,
 )
+FEW = 2
+"""So many show in every run that the trial can fail; the long proofs plant the others."""
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize(
+    "plant",
+    [*PLANTS[:FEW], *(pytest.param(plant, marks=pytest.mark.prove) for plant in PLANTS[FEW:])],
+    ids=lambda plant: plant.__name__,
+)
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     assert any(run_trial(seed).violations for seed in range(60))

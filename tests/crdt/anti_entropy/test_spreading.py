@@ -82,7 +82,7 @@ def test_too_long_batches_are_not_joined() -> None:
     assert a.machine.counters.shared_signed == 3
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(2, 8))])
 def test_replicas_converge_over_a_bad_network(seed: int) -> None:
     """Loss, doubles, reordering, cuts and crashes; then everybody has the union of what is left of all writes."""
     chance = random.Random(seed)
