@@ -26,4 +26,4 @@ def test_kinds_bounds_and_times_are_in_the_manual() -> None:
 
 
 def test_a_call_keeps_its_bytes() -> None:
-    assert pieces.write_said(pieces.ChannelRequest(1, "_INBOX.a.1", 3)) == b"\x94\x01\x01\xaa_INBOX.a.1\x03"
+    assert pieces.encode_message(pieces.ChannelRequest(1, "_INBOX.a.1", 3)) == b"\x94\x01\x01\xaa_INBOX.a.1\x03"

@@ -27,7 +27,7 @@ _DOMAIN = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class NatsAddress(Struct, frozen=True):
-    """Servers of one cluster, who we are there, and what else the URL says."""
+    """Servers of one cluster, our credentials there, and the URL's options."""
 
     servers: tuple[str, ...]
     """Each `scheme://host:port`."""
@@ -38,23 +38,22 @@ class NatsAddress(Struct, frozen=True):
     key: str = ""
     domain: str = ""
     path: str = ""
-    """What follows the hosts, without the leading `/`: a name, where an adapter wants one."""
+    """The URL's path without the leading `/`: a name, for adapters that need one."""
     options: tuple[tuple[str, str], ...] = ()
-    """What the adapter itself is told, by name."""
+    """Options of the adapter, by name."""
 
     @property
     def shown(self) -> str:
-        """For people: without the password."""
+        """The URL for people: without the password."""
         first, *others = self.servers
         return ",".join([first, *(server.partition("://")[2] for server in others)])
 
     def option(self, name: str, default: str = "") -> str:
-        """What the URL says about this."""
         return dict(self.options).get(name, default)
 
     @property
     def replicas(self) -> int:
-        """How many servers are to hold each stream: 1, 3 or 5."""
+        """How many servers hold each stream: 1, 3 or 5."""
         text = self.option("replicas", "1")
         if text not in (str(count) for count in REPLICAS):
             raise ConfigError(f"replicas={text}: give 1, 3 or 5; an even number survives no more losses than one less")
@@ -62,7 +61,7 @@ class NatsAddress(Struct, frozen=True):
 
 
 def parse_address(url: str, options: tuple[str, ...] = ("replicas",)) -> NatsAddress:
-    """Reads a URL. `options` are those that the adapter knows; others are refused, because they would do nothing."""
+    """Parses a URL. `options` are those that the adapter knows; others are refused, because they would do nothing."""
     scheme, separator, rest = url.partition("://")
     if scheme not in SCHEMES or not separator:
         raise ConfigError(
@@ -95,7 +94,7 @@ def _read_servers(url: str, scheme: str, hosts: str) -> tuple[str, ...]:
     for name in names:
         found = _HOST.fullmatch(name)
         if found is None or not 0 < int(found[2] or PORT) < 65536:
-            raise ConfigError(f"{_hide(url)}: {name!r} is no server; give host:port, like hub-1:4222")
+            raise ConfigError(f"{_hide(url)}: {name!r} is not a server; give host:port, like hub-1:4222")
         servers.append(f"{scheme}://{found[1]}:{found[2] or PORT}")
     return tuple(servers)
 
@@ -104,12 +103,12 @@ def _read_query(url: str, query: str, options: tuple[str, ...]) -> dict[str, str
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError:
-        raise ConfigError(f"{_hide(url)}: what follows the ? reads name=value&name=value") from None
+        raise ConfigError(f"{_hide(url)}: options after ? must be name=value&name=value") from None
     known = (*options, *_COMMON)
     given: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
-            raise ConfigError(f"{_hide(url)}: {name!r} is nothing that is known here; there are {', '.join(known)}")
+            raise ConfigError(f"{_hide(url)}: unknown option {name!r}; the options are {', '.join(known)}")
         if name in given:
             raise ConfigError(f"{_hide(url)}: {name!r} is given twice; give it once")
         given[name] = value
@@ -117,6 +116,6 @@ def _read_query(url: str, query: str, options: tuple[str, ...]) -> dict[str, str
 
 
 def _hide(url: str) -> str:
-    """A URL for people: what it says before an @ may be a password."""
+    """A URL for people: the part before an @ may hold a password."""
     scheme, separator, rest = url.rpartition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -1,8 +1,8 @@
 """Channels over one link: a listener at a subject can be called, and each call is a separate channel.
 
-When an owner is replaced and does not know it yet, several may listen at one subject for a while. Each has a rank. A
-new one with a higher rank announces it, and those with a lower one fall silent; a caller that has heard a higher rank
-takes no answer of a lower one. So a former owner is not reached again.
+After a failover several owners may listen at one subject for a while, because the old one does not know yet that it was
+replaced. Each has an epoch. A new owner announces its epoch, and owners with a lower one stop answering; a caller that
+has seen a higher epoch accepts no answer with a lower one. So a caller never reaches a former owner again.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from stigmergy.nats.link import NO_RESPONDERS, NatsLink
 # begins with its kind in one byte and a number in eight, big-endian:
 #
 #     PIECE, LAST   the number of this piece, from 1; its bytes follow. A frame is its pieces up to the LAST.
-#     TAKEN         how many pieces were taken so far: there is room for others.
+#     TAKEN         how many pieces were received so far: the sender may send more.
 #     ALIVE         nothing else.
-#     OVER          nothing more will come.
+#     OVER          the channel is closed.
 
 FORMAT = 1
 PIECE, LAST, TAKEN, ALIVE, OVER = range(1, 6)
@@ -42,7 +42,7 @@ REASON_CHARS_MAX = 300
 
 
 class ChannelRequest(Struct, array_like=True, frozen=True, tag=1):
-    """Somebody wants a channel, and hears at this subject. It has spoken with an owner of this rank before."""
+    """Asks for a channel. The caller receives at `subject`; `epoch` is the highest that has answered it before."""
 
     format: int
     subject: str
@@ -50,20 +50,20 @@ class ChannelRequest(Struct, array_like=True, frozen=True, tag=1):
 
 
 class ChannelAccepted(Struct, array_like=True, frozen=True, tag=2):
-    """It has one, and is heard at this subject, by an owner of this rank."""
+    """The channel is open. The owner, which has this epoch, receives at `subject`."""
 
     subject: str
     epoch: int
 
 
 class ChannelRefused(Struct, array_like=True, frozen=True, tag=3):
-    """It gets none, and why."""
+    """The owner opens no channel, and says why."""
 
     why: str
 
 
 class OwnerAnnounced(Struct, array_like=True, frozen=True, tag=4):
-    """From now on this one answers here; one with a lower rank is a former owner."""
+    """A new owner answers from now on; owners with a lower epoch were replaced."""
 
     epoch: int
     instance: str
@@ -72,42 +72,42 @@ class OwnerAnnounced(Struct, array_like=True, frozen=True, tag=4):
 ChannelMessage = ChannelRequest | ChannelAccepted | ChannelRefused | OwnerAnnounced
 
 _decoder: msgspec.msgpack.Decoder[ChannelMessage] = msgspec.msgpack.Decoder(ChannelMessage)
-write_said = msgspec.msgpack.Encoder().encode
+encode_message = msgspec.msgpack.Encoder().encode
 
 
-def read_said(data: bytes) -> ChannelMessage:
-    """Reads what was said where somebody listens; raises Malformed."""
+def decode_message(data: bytes) -> ChannelMessage:
+    """Decodes a message on a listening subject; raises Malformed."""
     try:
         return _decoder.decode(data)
     except UNDECODABLE as error:
-        raise Malformed(f"what does not decode ({error}); run the same version everywhere") from None
+        raise Malformed(f"a message does not decode ({error}); run the same version everywhere") from None
 
 
-# One end of a channel on NATS: frames in order, flow control, and an end that both sides hear of.
+# One end of a channel on NATS: frames in order, flow control, and a close that both sides notice.
 #
-# NATS itself drops what a slow reader has no room for, and does not report the death of the other side. So pieces are
-# numbered, the reader says what it has taken, and either end sends signs of life. A missing piece, a silent end or a
-# broken link ends the channel; it is never repaired, make another one.
+# NATS itself drops messages that a slow reader has no room for, and does not report the death of the other side. So
+# pieces are numbered, the reader acknowledges them, and both ends send heartbeats. A missing piece, a silent peer or a
+# broken link ends the channel; it is never repaired: open another one.
 
 PIECE_BYTES_MAX = 256 * 1024
-"""A longer frame travels in several; so does one that the server takes no message for."""
+"""A longer frame is sent in several pieces; the server's max_payload may lower this limit."""
 PIECES_UNDER_WAY_MAX = 64
 BYTES_UNDER_WAY_MAX = 2 * 1024 * 1024
-"""The bound of sent and unconfirmed pieces; beyond it the sender waits."""
-PIECES_UNSAID_MAX = 16
-BYTES_UNSAID_MAX = 512 * 1024
-"""So much is taken before the other side is told: well before it would have to wait."""
+"""The bound of sent and unacknowledged pieces; beyond it the sender waits."""
+PIECES_UNACKED_MAX = 16
+BYTES_UNACKED_MAX = 512 * 1024
+"""The reader acknowledges after this much, well before the sender would have to wait."""
 
-Say = Callable[[bytes], Awaitable[None]]
-SayLater = Callable[[bytes], None]
+Send = Callable[[bytes], Awaitable[None]]
+SendNowait = Callable[[bytes], None]
 
 
 class NatsChannel:
-    """One end; `connect` it before it is used."""
+    """One end; call `connect` before you use it."""
 
     def __init__(self, now_s: Callable[[], float], frame_bytes_max: int) -> None:
-        self._say: Say = _say_nothing
-        self._say_later: SayLater = lambda _: None
+        self._send: Send = _send_before_connect
+        self._send_nowait: SendNowait = lambda _: None
         self._now_s = now_s
         self._frame_bytes_max = frame_bytes_max
         self._piece_bytes_max = PIECE_BYTES_MAX
@@ -115,21 +115,21 @@ class NatsChannel:
         self._under_way: deque[int] = deque()
         self._under_way_bytes = 0
         self._is_within = False
-        """Some pieces of a frame were sent, and not the last."""
+        """A frame was begun, and its last piece was not sent yet."""
         self._arrived: deque[tuple[int, bytes]] = deque()
         self._arrived_bytes = 0
         self._expected = 1
         self._taken = 0
-        self._unsaid_pieces = self._unsaid_bytes = 0
+        self._unacked_pieces = self._unacked_bytes = 0
         self._over: str | None = None
         self._room = asyncio.Event()
         self._news = asyncio.Event()
-        self.heard_s = self.said_s = now_s()
+        self.heard_s = self.sent_s = now_s()
         self.on_over: Callable[[], None] = lambda: None
 
-    def connect(self, say: Say, say_later: SayLater, payload_bytes_max: int) -> None:
-        """`say` sends to the other side, `say_later` does so without waiting and without raising."""
-        self._say, self._say_later = say, say_later
+    def connect(self, send: Send, send_nowait: SendNowait, payload_bytes_max: int) -> None:
+        """`send` sends to the other side; `send_nowait` does so without waiting and never raises."""
+        self._send, self._send_nowait = send, send_nowait
         self._piece_bytes_max = min(PIECE_BYTES_MAX, payload_bytes_max - HEAD.size)
 
     # ------------------------------------------------------------------ the port
@@ -150,14 +150,13 @@ class NatsChannel:
                 self._under_way.append(len(piece))
                 self._under_way_bytes += len(piece)
                 kind = LAST if begin + size >= len(frame) else PIECE
-                self.said_s = self._now_s()
-                await self._say(HEAD.pack(kind, self._sent) + piece)
+                self.sent_s = self._now_s()
+                await self._send(HEAD.pack(kind, self._sent) + piece)
             self._is_within = False
         except LinkDown as error:
             raise self._ended(str(error)) from None
 
     async def receive(self) -> bytes:
-        """The next frame."""
         pieces: list[bytes] = []
         size_bytes = 0
         while True:
@@ -169,7 +168,7 @@ class NatsChannel:
             kind, piece = self._arrived.popleft()
             pieces.append(piece)
             size_bytes += len(piece)
-            await self._tell_taken(len(piece))
+            await self._acknowledge(len(piece))
             if size_bytes > self._frame_bytes_max:
                 self.close()
                 raise TooLarge(f"a frame of more than {self._frame_bytes_max} bytes; the connection is closed")
@@ -177,20 +176,19 @@ class NatsChannel:
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
-        """Ends the channel; the other side hears of it."""
+        """Closes the channel and tells the other side."""
         if self._over is None:
             self._end("the connection is over")
-            self._say_later(HEAD.pack(OVER, 0))
+            self._send_nowait(HEAD.pack(OVER, 0))
 
-    # ------------------------------------------------------------------ what the other side says
+    # ------------------------------------------------------------------ messages of the other side
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes or goes; what has arrived can still be received."""
+        """Whether the channel has ended; frames that have arrived can still be received."""
         return self._over is not None
 
     def take(self, data: bytes) -> None:
-        """Takes a message of the other side."""
         if self._over is not None:
             return
         self.heard_s = self._now_s()
@@ -198,21 +196,21 @@ class NatsChannel:
             self._take(data)
         except Malformed as error:
             self._end(f"the other side does not keep to the protocol: {error}")
-            self._say_later(HEAD.pack(OVER, 0))
+            self._send_nowait(HEAD.pack(OVER, 0))
 
     def lose(self, why: str) -> None:
-        """The link broke, or the other side is gone."""
+        """Ends the channel without telling the other side: the link broke, or the peer is gone."""
         if self._over is None:
             self._end(why)
 
     def beat(self) -> None:
-        """Says that we are there."""
-        self.said_s = self._now_s()
-        self._say_later(HEAD.pack(ALIVE, 0))
+        """Sends a heartbeat."""
+        self.sent_s = self._now_s()
+        self._send_nowait(HEAD.pack(ALIVE, 0))
 
     def _take(self, data: bytes) -> None:
         if len(data) < HEAD.size:
-            raise Malformed(f"{len(data)} bytes are no message")
+            raise Malformed(f"a message of {len(data)} bytes is too short")
         kind, number = HEAD.unpack_from(data)
         if kind in (PIECE, LAST):
             if number != self._expected:
@@ -221,20 +219,18 @@ class NatsChannel:
             self._arrived.append((kind, data[HEAD.size :]))
             self._arrived_bytes += len(data) - HEAD.size
             if len(self._arrived) > PIECES_UNDER_WAY_MAX or self._arrived_bytes > 2 * BYTES_UNDER_WAY_MAX:
-                raise Malformed("more is under way than there is room for")
+                raise Malformed("the sender exceeds the flow control window")
             self._news.set()
         elif kind == TAKEN:
             if not self._sent - len(self._under_way) <= number <= self._sent:
-                raise Malformed(f"{number} pieces taken of {self._sent}")
+                raise Malformed(f"{number} pieces acknowledged, {self._sent} sent")
             while self._sent - len(self._under_way) < number:
                 self._under_way_bytes -= self._under_way.popleft()
             self._room.set()
         elif kind == OVER:
             self._end("the other side has ended the connection")
         elif kind != ALIVE:
-            raise Malformed(f"a message of kind {kind}")
-
-    # ------------------------------------------------------------------ within
+            raise Malformed(f"unknown message kind {kind}")
 
     async def _wait_room(self) -> None:
         while len(self._under_way) >= PIECES_UNDER_WAY_MAX or self._under_way_bytes >= BYTES_UNDER_WAY_MAX:
@@ -245,22 +241,22 @@ class NatsChannel:
         if self._over is not None:
             raise LinkDown(self._over)
 
-    async def _tell_taken(self, size_bytes: int) -> None:
+    async def _acknowledge(self, size_bytes: int) -> None:
         self._taken += 1
         self._arrived_bytes -= size_bytes
-        self._unsaid_pieces += 1
-        self._unsaid_bytes += size_bytes
-        if self._unsaid_pieces < PIECES_UNSAID_MAX and self._unsaid_bytes < BYTES_UNSAID_MAX:
+        self._unacked_pieces += 1
+        self._unacked_bytes += size_bytes
+        if self._unacked_pieces < PIECES_UNACKED_MAX and self._unacked_bytes < BYTES_UNACKED_MAX:
             return
-        self._unsaid_pieces = self._unsaid_bytes = 0
+        self._unacked_pieces = self._unacked_bytes = 0
         if self._over is None:
-            self.said_s = self._now_s()
-            self._say_later(HEAD.pack(TAKEN, self._taken))
+            self.sent_s = self._now_s()
+            self._send_nowait(HEAD.pack(TAKEN, self._taken))
 
     def _ended(self, why: str) -> LinkDown:
         if self._over is None:
             self._end(why)
-            self._say_later(HEAD.pack(OVER, 0))
+            self._send_nowait(HEAD.pack(OVER, 0))
         return LinkDown(self._over or why)
 
     def _end(self, why: str) -> None:
@@ -270,24 +266,24 @@ class NatsChannel:
         self.on_over()
 
 
-async def _say_nothing(_: bytes) -> None:
+async def _send_before_connect(_: bytes) -> None:
     raise LinkDown("not connected yet")
 
 
 CALL_S_MAX = 1.0
-"""Who listens and does not answer for so long is not there."""
+"""A listener that has not answered after this time counts as gone."""
 BEAT_S = 0.5
-"""An end that has said nothing for so long says that it is there."""
+"""An end that has sent nothing for this long sends a heartbeat."""
 SILENCE_S_MAX = 3.0
-"""An end that was not heard for so long is gone."""
+"""An end that was silent for this long counts as gone."""
 CHANNELS_MAX = 1_024
-"""One more who calls is told so."""
+"""Further calls are refused."""
 
 Serve = Callable[[NatsChannel], Coroutine[Any, Any, None]]
 
 
 class Channels:
-    """The channels of one who calls and listens. Close it at the end; calling needs nothing before."""
+    """Calls other listeners and, after `listen`, answers calls. Close it at the end."""
 
     def __init__(self, link: NatsLink, *, frame_bytes_max: int, call_s_max: float = CALL_S_MAX) -> None:
         self._link = link
@@ -297,15 +293,15 @@ class Channels:
         self._inbox = f"_INBOX.{self._instance}"
         self._numbers = 0
         self._channels: dict[str, NatsChannel] = {}
-        """By where we hear them."""
+        """By the subject where we receive."""
         self._places: dict[str, str] = {}
-        """Where the other side of each hears us."""
+        """By the same key, the subject where the other side receives."""
         self._unheard: list[str] = []
         """Callers that do not know yet that their channel was lost with the link."""
         self._serving: dict[asyncio.Task[None], NatsChannel] = {}
-        self._saying: dict[asyncio.Future[Any], None] = {}
+        self._sending: dict[asyncio.Future[Any], None] = {}
         self._epochs: dict[str, int] = {}
-        """The highest rank that ever answered at a subject."""
+        """The highest epoch that ever answered at a subject."""
         self._endings: list[Callable[[], Awaitable[None]]] = []
         self._hears = False
         self._subject = ""
@@ -318,29 +314,29 @@ class Channels:
     # ------------------------------------------------------------------ life
 
     async def listen(self, subject: str, serve: Serve, epoch: int = 0) -> None:
-        """Answers those who call at this subject, and silences who did so with a lower rank."""
+        """Answers calls at this subject, and stops owners there that have a lower epoch."""
         self._subject, self._serve, self._epoch = subject, serve, epoch
         await self._hear()
-        self._endings.append(await self._link.subscribe(subject, self._on_said, drains=True))
+        self._endings.append(await self._link.subscribe(subject, self._on_message, drains=True))
         with contextlib.suppress(LinkDown):
             await self._link.flush()
             await self._announce()
 
     async def call(self, subject: str) -> NatsChannel:
-        """A channel to the listener there. Raises LinkDown if nobody answers now."""
+        """Opens a channel to the listener at this subject. Raises LinkDown if nobody answers."""
         if self._is_closed:
-            raise LinkDown("nobody is called any more")
+            raise LinkDown("these channels are closed")
         await self._hear()
         where = self._next_place()
         call = ChannelRequest(FORMAT, where, self._epochs.get(subject, 0))
         channel = self._make(where)
         try:
-            message = await self._link.request(subject, write_said(call), within_s=self._call_s_max)
+            message = await self._link.request(subject, encode_message(call), within_s=self._call_s_max)
             answer = _read_answer(message.data)
             if isinstance(answer, ChannelRefused):
-                raise LinkDown(f"it takes no calls: {answer.why}")
+                raise LinkDown(f"it accepts no calls: {answer.why}")
             if answer.epoch < self._epochs.get(subject, 0):
-                raise LinkDown("an owner of the past has answered; the present one does not yet")
+                raise LinkDown("a former owner has answered; the new one does not answer yet")
         except NoResponders:
             channel.lose("nobody is there")
             raise LinkDown("nobody is there") from None
@@ -352,7 +348,6 @@ class Channels:
         return channel
 
     async def close(self) -> None:
-        """Listens no more, and ends all channels."""
         self._is_closed = True
         self._link_ending()
         endings, self._endings = self._endings, []
@@ -364,27 +359,27 @@ class Channels:
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
-        await asyncio.gather(*self._saying, return_exceptions=True)
+        await asyncio.gather(*self._sending, return_exceptions=True)
         for end in endings[:1]:
             await end()
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
 
-    # ------------------------------------------------------------------ those who call
+    # ------------------------------------------------------------------ calls to us
 
-    async def _on_said(self, message: Msg) -> None:
+    async def _on_message(self, received: Msg) -> None:
         try:
-            said = read_said(message.data)
+            message = decode_message(received.data)
         except Malformed:
-            return  # somebody else's; nothing is owed to it
-        match said:
+            return  # not one of our messages
+        match message:
             case ChannelRequest():
-                await self._answer(said, message.reply)
+                await self._answer(message, received.reply)
             case OwnerAnnounced():
-                if said.epoch > self._epoch:
+                if message.epoch > self._epoch:
                     self._retire()
-                elif said.epoch < self._epoch and said.instance != self._instance:
+                elif message.epoch < self._epoch and message.instance != self._instance:
                     await self._announce()
             case _:
                 return
@@ -397,18 +392,18 @@ class Channels:
             return
         why = ""
         if self._is_closed:
-            why = "it has just ended; call again"  # who calls us just now must not wait for an answer in vain
+            why = "it has just closed; call again"  # an answer, so that the caller need not wait for its timeout
         elif call.format != FORMAT:
-            why = f"it speaks format {call.format}, this one {FORMAT}; run the same version everywhere"
+            why = f"it uses format {call.format}, this one {FORMAT}; run the same version everywhere"
         elif len(self._channels) >= CHANNELS_MAX:
-            why = f"{CHANNELS_MAX} channels are open already; try again when one has ended"
+            why = f"{CHANNELS_MAX} channels are open already; try again when one has closed"
         if why:
-            await self._try(reply, write_said(ChannelRefused(printable(why, REASON_CHARS_MAX))))
+            await self._try(reply, encode_message(ChannelRefused(printable(why, REASON_CHARS_MAX))))
             return
         where = self._next_place()
         channel = self._make(where)
         self._connect(channel, where, call.subject)
-        if await self._try(reply, write_said(ChannelAccepted(where, self._epoch))):
+        if await self._try(reply, encode_message(ChannelAccepted(where, self._epoch))):
             self._serving[task := asyncio.ensure_future(self._served(self._serve, channel))] = channel
             task.add_done_callback(lambda done: self._serving.pop(done, None))
         else:
@@ -422,22 +417,22 @@ class Channels:
 
     async def _announce(self) -> None:
         if self._serve is not None:
-            await self._try(self._subject, write_said(OwnerAnnounced(self._epoch, self._instance)))
+            await self._try(self._subject, encode_message(OwnerAnnounced(self._epoch, self._instance)))
 
     def _retire(self) -> None:
-        """A newer owner answers here: we do not, and our callers call again."""
+        """A newer owner answers here: stop answering, and close our channels so that the callers call again."""
         self._serve = None
         for channel in list(self._serving.values()):
             channel.close()
         endings, self._endings = self._endings[1:], self._endings[:1]
         for end in endings:
-            # Not from here: this is called by the very subscription that is to end.
+            # In a task: this runs in a callback of the very subscription that is to end.
             self._keep(asyncio.ensure_future(end()))
 
     # ------------------------------------------------------------------ channels
 
     async def _hear(self) -> None:
-        """One subscription for all channels; the first channel makes it."""
+        """Subscribes once for all channels, with the first one."""
         if not self._hears:
             self._hears = True
             self._endings.insert(0, await self._link.subscribe(f"{self._inbox}.*", self._on_channel))
@@ -454,7 +449,7 @@ class Channels:
 
     def _connect(self, channel: NatsChannel, here: str, there: str) -> None:
         self._places[here] = there
-        # With a place to answer, the server says at once that nobody hears us any more.
+        # With a reply subject, the server reports at once when the other side no longer subscribes.
         channel.connect(
             lambda data: self._link.tell(there, data, here),
             lambda data: self._keep(asyncio.ensure_future(self._try(there, data, here))),
@@ -470,7 +465,7 @@ class Channels:
     async def _on_channel(self, message: Msg) -> None:
         channel = self._channels.get(message.subject)
         if channel is None:
-            # It was lost with a link, and the other side has not heard of it. Who says that it is over needs no answer.
+            # The channel was lost with a link, and the other side does not know it. OVER needs no answer.
             if message.reply and message.data[:1] != bytes([OVER]):
                 await self._try(message.reply, HEAD.pack(OVER, 0))
             return
@@ -490,7 +485,7 @@ class Channels:
             self._keep(asyncio.ensure_future(self._come_back()))
 
     async def _come_back(self) -> None:
-        """Announces that we listen again, and tells lost callers not to wait for us."""
+        """Announces that we listen again, and tells callers whose channels were lost."""
         if self._serve is not None:
             await self._announce()
         unheard, self._unheard = self._unheard, []
@@ -498,19 +493,19 @@ class Channels:
             await self._try(there, HEAD.pack(OVER, 0))
 
     async def _beat(self) -> None:
-        """Says that we are there, and notices who is not; as long as there are channels."""
+        """Sends heartbeats and ends channels whose peer is silent, while there are channels."""
         while self._channels:
             await asyncio.sleep(BEAT_S)
             now_s = asyncio.get_running_loop().time()
             for channel in list(self._channels.values()):
                 if now_s - channel.heard_s > SILENCE_S_MAX:
-                    channel.lose(f"the other side was not heard for {SILENCE_S_MAX:g} s")
-                elif now_s - channel.said_s >= BEAT_S:
+                    channel.lose(f"the other side was silent for {SILENCE_S_MAX:g} s")
+                elif now_s - channel.sent_s >= BEAT_S:
                     channel.beat()
 
     def _keep(self, task: asyncio.Future[Any]) -> None:
-        self._saying[task] = None
-        task.add_done_callback(lambda done: self._saying.pop(done, None))
+        self._sending[task] = None
+        task.add_done_callback(lambda done: self._sending.pop(done, None))
 
     async def _try(self, subject: str, data: bytes, reply: str = "") -> bool:
         try:
@@ -522,9 +517,9 @@ class Channels:
 
 def _read_answer(data: bytes) -> ChannelAccepted | ChannelRefused:
     try:
-        said = read_said(data)
+        message = decode_message(data)
     except Malformed as error:
-        raise LinkDown(f"somebody else has answered there: {error}") from None
-    if not isinstance(said, ChannelAccepted | ChannelRefused):
-        raise LinkDown("somebody else has answered there; nothing was sent")
-    return said
+        raise LinkDown(f"another program has answered there: {error}") from None
+    if not isinstance(message, ChannelAccepted | ChannelRefused):
+        raise LinkDown("another program has answered there; nothing was sent")
+    return message

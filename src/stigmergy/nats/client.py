@@ -1,7 +1,7 @@
 """The client library's connection, with two additions: it leaves a server that hangs, and enforces encryption.
 
-Before it leaves a connection, the library waits until everything it has written is taken. A stopped server, or a link
-that drops everything, would block us forever.
+Before it leaves a connection, the library waits until the server has read everything. A stopped server, or a link that
+drops everything, would block us forever.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from stigmergy.nats.address import NatsAddress
 
 HEADERS_KNOWN_MAX = 256
 HEADERS_BYTES_MAX = 256
-"""So many headers of at most so many bytes are remembered with what they say."""
+"""Bounds of the cache of parsed headers: entries, and bytes of each."""
 CLOSE_S = 1.0
-"""What was written last has so long to go out when we close."""
+"""The limit for flushing when we close."""
 
 
 class NotEncrypted(nats_errors.Error):
-    """We were told to speak TLS, and the server does not."""
+    """The URL asks for TLS, and the server does not offer it."""
 
     def __str__(self) -> str:
         return "the server does not speak TLS; nothing was sent to it"
 
 
 class NatsConnection(Client):
-    """One connection of the library, and those that it makes after it."""
+    """A connection of the library that also reconnects."""
 
     def __init__(self) -> None:
         super().__init__()
         self._is_over = False
-        """We were closed. What tries to connect again may miss that it was cancelled, and would live on without us."""
+        """We were closed. The library's reconnecting task may miss its cancellation, and would go on without us."""
         self._burial: asyncio.Task[None] | None = None
         self._headers_known: dict[bytes, dict[str, str]] = {}
 
     def _connect_command(self) -> bytes:
-        # The library uses TLS if the server asks for it. A man in the middle could leave that out, and would get the
+        # The library uses TLS only if the server asks for it. A man in the middle could leave that out and get the
         # password.
         if self.options.get("tls") is not None and not self._is_encrypted():
             raise NotEncrypted
@@ -53,7 +53,7 @@ class NatsConnection(Client):
         return command
 
     async def _process_headers(self, headers: Any) -> dict[str, str] | None:
-        # Most messages have the headers of another one, and to read them took a fifth of a message's time.
+        # Most messages repeat the headers of another one, and parsing took a fifth of a message's time.
         raw = bytes(headers or b"")
         known = self._headers_known.get(raw)
         if known is None:
@@ -66,7 +66,7 @@ class NatsConnection(Client):
         return dict(known)
 
     async def _process_pong(self) -> None:
-        # The waiter for this answer may have given up. The library would take that for a broken connection.
+        # The waiter for this pong may have given up. The library would treat that as a broken connection.
         if self._pongs and self._pongs[0].done():
             del self._pongs[0]
             self._pongs_received += 1
@@ -76,7 +76,7 @@ class NatsConnection(Client):
 
     async def _attempt_reconnect(self) -> None:
         self._abort()
-        # The library settles a future here that it may have cancelled itself.
+        # The library sets the result of a future here that it may have cancelled itself.
         with contextlib.suppress(asyncio.InvalidStateError):
             await super()._attempt_reconnect()
         if self._is_over and not self.is_closed:
@@ -85,7 +85,7 @@ class NatsConnection(Client):
     async def _select_next_server(self) -> None:
         if self._is_over:
             raise asyncio.CancelledError
-        # A server that took the connection and then said nothing: the library would forget it without closing it.
+        # A server that accepted the connection and then hung: the library would drop the socket without closing it.
         self._abort()
         await super()._select_next_server()
 
@@ -101,12 +101,12 @@ class NatsConnection(Client):
             timer.cancel()
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
-        # The library writes a ping at once and what was sent before it a moment later: then its answer says nothing.
+        # The library writes a ping before messages that were published earlier: then the pong would confirm nothing.
         self._write_pending()
         await super()._send_ping(future)
 
     def _write_pending(self) -> bool:
-        """Writes what waits to be written, in order; whether there was anything."""
+        """Writes pending data in order; returns whether there was any."""
         if not self.is_connected or not self._pending or self._transport is None:
             return False
         self._transport.writelines(self._pending[:])
@@ -119,13 +119,13 @@ class NatsConnection(Client):
         return writer is not None and writer.get_extra_info("ssl_object") is not None
 
     def _abort(self) -> None:
-        """Ends the connection without waiting for what is still to be written."""
+        """Ends the connection without flushing."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
 
 
-# Connecting to NATS: certificates, and connection errors in our words.
+# Connecting to NATS: certificates, and connection errors translated to ours.
 
 CONNECTING_FAILS = (
     nats_errors.Error,
@@ -136,14 +136,14 @@ CONNECTING_FAILS = (
     StigmergyError,
     asyncio.CancelledError,
 )
-"""What the library raises where it cannot connect; the last one, see `is_cancelled`."""
+"""The exceptions of a failed connect; for the last one see `is_cancelled`."""
 
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _ENDED = (ConnectionResetError, BrokenPipeError, EOFError, nats_errors.StaleConnectionError)
 
 
 def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
-    """For an encrypted connection; None for a plain one."""
+    """The TLS settings; None for a plain connection."""
     if not address.servers[0].startswith("tls:"):
         return None
     try:
@@ -158,13 +158,13 @@ def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
 
 
 def explain(address: NatsAddress, error: BaseException, before: StigmergyError | None = None) -> StigmergyError:
-    """An error of the client library in our words; what was known before, if it says nothing."""
+    """Translates an error of the client library; returns `before` if the error itself says nothing."""
     if isinstance(error, StigmergyError):
         return error
     if isinstance(error, asyncio.CancelledError) and before is not None:
         return before
     if isinstance(error, _ENDED) and isinstance(before, ConfigError):
-        # A server that lets nobody in says why and hangs up; what it said is lost if we were still writing.
+        # A server that rejects us says why and closes; its message is lost if we were still writing.
         return before
     text = _said(error)
     if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
@@ -183,27 +183,27 @@ def explain(address: NatsAddress, error: BaseException, before: StigmergyError |
 
 
 def _said(error: BaseException) -> str:
-    """What went wrong, without the call that it went wrong in."""
+    """The reason, without the name of the call that failed."""
     if isinstance(error, TimeoutError) and not error.errno:
         return "no answer in time"
     if isinstance(error, socket.gaierror):
         return str(error.strerror)
     text = str(error) or type(error).__name__
-    number = _ERRNO.search(text)  # also of the first of several addresses, which a name may have
+    number = _ERRNO.search(text)  # a host name may have several addresses: the first one's error
     return os.strerror(int(number[1])) if number is not None else text
 
 
 def is_cancelled() -> bool:
-    """Whether somebody means this task, and not only what it waits for.
+    """Whether this task itself was cancelled, and not only what it waits for.
 
-    The library cancels what it waits for itself when a server goes while it connects: whoever called it must not end.
+    The library cancels its own futures when a server goes away during a connect: that must not end its caller.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def end_quietly(client: Client) -> None:
-    """Closes a client of the library, whatever that says."""
+    """Closes a client of the library and ignores its errors."""
     try:
         await client.close()
     except (Exception, asyncio.CancelledError):

@@ -19,17 +19,17 @@ REQUEST_BYTES_MAX = 256 * 1024
 """A longer request is refused."""
 REPLY_BYTES_MAX = 17 * 1024 * 1024
 ASKING_MAX = 64
-"""So many are answered at once; one more is told so."""
+"""The bound of requests answered at once; further ones are refused."""
 REQUEST_S_MAX = 60.0
-"""A request that takes longer is given up; a client that does not read its answer for so long is left."""
+"""The limit for a request, and for a client to read each line of its answer."""
 GIVE_WAY_LINES = 64
-"""After so many lines of a stream the node gets its turn."""
+"""After this many lines of an answer the node's other tasks get a turn."""
 
 __all__ = ["NatsControlClient", "NatsControlServer", "NatsOwnerClient"]
 
 
 class NatsControlServer:
-    """Answers for one shard. `rank` is asked at its start: the number of the claim by which the shard is owned."""
+    """Answers for one shard. `start` reads `epoch`: the epoch at which we own the shard."""
 
     def __init__(
         self,
@@ -50,11 +50,10 @@ class NatsControlServer:
         self.failed_requests = 0
 
     async def start(self) -> None:
-        """Begins to answer."""
         await self._channels.listen(self._subject, self._serve, self._epoch())
 
     async def close(self) -> None:
-        """Answers nobody any more; who waits for an answer hears that it does not come."""
+        """Ends all channels; clients that wait for an answer get LinkDown."""
         await self._channels.close()
 
     async def _serve(self, channel: NatsChannel) -> None:
@@ -71,9 +70,9 @@ class NatsControlServer:
             else:
                 await self._answer(channel, line)
         except (LinkDown, TimeoutError):
-            pass  # the client has left: there is nobody to tell
+            pass  # the client has left
         except Exception:
-            self.failed_requests += 1  # a request that breaks its handler ends its own channel, and nothing else
+            self.failed_requests += 1  # a request that breaks its handler ends its own channel only
         finally:
             self._asking -= 1
 
@@ -83,7 +82,7 @@ class NatsControlServer:
                 lines = await self._handler.answer(line)
         except TimeoutError:
             text = (
-                f"no answer within {self._request_s_max:g} s, and nobody waits any longer; whether a command was taken "
+                f"no answer within {self._request_s_max:g} s; the request was given up. Whether a command was accepted "
                 "is unknown: send it again with the same command id"
             )
             await self._write(channel, self._handler.refuse(Overloaded(text)))
@@ -104,7 +103,7 @@ class NatsControlServer:
 
 
 class NatsControlClient:
-    """From where the owners of shards are asked, over one link."""
+    """Sends requests to the owners of shards, over one link."""
 
     def __init__(self, link: NatsLink, fleet: str) -> None:
         self._channels = Channels(link, frame_bytes_max=REPLY_BYTES_MAX)
@@ -112,11 +111,11 @@ class NatsControlClient:
         self.where = link.address.shown
 
     def branch(self, shard: int) -> NatsOwnerClient:
-        """Who is asked for one shard."""
+        """The client for one shard."""
         return NatsOwnerClient(self._channels, self._fleet, shard, self.where)
 
     async def is_answered(self, shard: int) -> bool:
-        """Whether somebody answers for a shard at this moment."""
+        """Whether an owner answers for a shard at this moment."""
         try:
             channel = await self._channels.call(control_subject(self._fleet, shard))
         except LinkDown:
@@ -125,12 +124,11 @@ class NatsControlClient:
         return True
 
     async def close(self) -> None:
-        """Asks nobody any more."""
         await self._channels.close()
 
 
 class NatsOwnerClient:
-    """The control endpoint of the present owner of one shard."""
+    """The control endpoint of the current owner of one shard."""
 
     def __init__(self, channels: Channels, fleet: str, shard: int, where: str) -> None:
         self._channels = channels
@@ -139,10 +137,9 @@ class NatsOwnerClient:
         self._where = where
 
     async def ask(self, request: bytes) -> AsyncIterator[bytes]:
-        """The lines that answer a request, as they come. Raises NotRunning if nobody was there to ask, and LinkDown if
-        the connection broke on the way: then it may have been taken.
+        """Yields the lines of the answer as they come; close it when you have enough.
 
-        The caller says when it has enough, by closing it.
+        Raises NotRunning if nobody answers, and LinkDown if the connection broke: the request may have been accepted.
         """
         try:
             channel = await self._channels.call(control_subject(self._fleet, self._shard))

@@ -25,12 +25,12 @@ CLUSTER_NOT_LEADER = 10009
 FENCED = (WRONG_LAST_SEQUENCE, WRONG_LAST_SEQUENCE_IN_FLIGHT)
 FULL = (STORAGE_EXCEEDED, MEMORY_EXCEEDED, INSUFFICIENT_RESOURCES)
 NOT_NOW = (CLUSTER_NOT_AVAILABLE, CLUSTER_NOT_LEADER, NO_SUITABLE_PEERS)
-"""A cluster that has just started, or is about to choose a leader, refuses with these; later it will not."""
+"""A cluster that has just started or is electing a leader refuses with these; try again later."""
 WITHOUT_JETSTREAM = (NOT_ENABLED, NOT_ENABLED_FOR_ACCOUNT)
 
 
 class JetStreamRefused(Exception):
-    """JetStream has answered, and the answer is no: nothing was done."""
+    """JetStream answered with an error: nothing was done."""
 
     def __init__(self, code: int, description: str) -> None:
         super().__init__(f"{description} ({code})")
@@ -39,32 +39,32 @@ class JetStreamRefused(Exception):
 
     @property
     def is_fence(self) -> bool:
-        """Somebody else wrote since we looked."""
+        """Another writer has written since we looked."""
         return self.code in FENCED
 
     @property
     def is_full(self) -> bool:
-        """There is no room: of the stream, the account or the server."""
+        """The stream, the account or the server has no room."""
         return self.code in FULL or "exceeded" in self.description
 
     @property
     def is_passing(self) -> bool:
-        """It may be otherwise in a moment."""
+        """A retry may succeed."""
         return self.code in NOT_NOW
 
 
 class Unanswered(LinkDown):
-    """The link broke, or nobody answered in time: what was sent may have arrived, and may still arrive."""
+    """The link broke, or no answer came in time: the message may have arrived, or may still arrive."""
 
 
 class NoResponders(LinkDown):
-    """Nobody listens there: what was sent went nowhere. A stream without a leader looks like this too."""
+    """Nobody subscribes there: the message was not delivered. A stream without a leader looks the same."""
 
 
 def no_jetstream(where: str) -> ConfigError:
-    """What to say to somebody whose server has no JetStream."""
+    """The error for a server without JetStream."""
     return ConfigError(
-        f"{where}: this server runs without JetStream, and keeps nothing; start it with a jetstream {{ … }} block in "
+        f"{where}: this server runs without JetStream and stores nothing; start it with a jetstream {{ … }} block in "
         "its configuration: `stigmergy cluster config` writes one"
     )
 
@@ -73,7 +73,7 @@ def no_jetstream(where: str) -> ConfigError:
 
 
 class Ack(Struct, frozen=True):
-    """JetStream has a message."""
+    """JetStream has stored a message."""
 
     stream: str
     sequence: int
@@ -97,13 +97,13 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 def read_ack(subject: str, data: bytes) -> Ack:
-    """Raises JetStreamRefused, or Unanswered if it is no answer of JetStream's."""
+    """Raises JetStreamRefused, or Unanswered if the answer is not JetStream's."""
     try:
         answer = _answers.decode(data)
     except msgspec.DecodeError:
-        raise Unanswered(f"{subject}: somebody else than JetStream has answered; is there a stream for it?") from None
+        raise Unanswered(f"{subject}: the answer is not JetStream's; is there a stream for this subject?") from None
     if answer.error is not None:
         raise JetStreamRefused(answer.error.err_code or answer.error.code, answer.error.description)
     if not answer.stream:
-        raise Unanswered(f"{subject}: somebody else than JetStream has answered; is there a stream for it?")
+        raise Unanswered(f"{subject}: the answer is not JetStream's; is there a stream for this subject?")
     return Ack(answer.stream, answer.seq, answer.duplicate)

@@ -1,8 +1,8 @@
 """One connection to NATS that reconnects itself, and requests that always end: with an answer, a refusal, or LinkDown.
 
-The client library buffers what is published while it is disconnected, and sends it later: a write that we had given up
-would still happen. So nothing is buffered here: without a connection a request fails at once, and when a connection
-breaks, everything that waits for an answer fails at once.
+The client library buffers messages that are published while it is disconnected, and sends them later: a write that we
+had given up would still happen. So nothing is buffered here: without a connection a request fails at once, and when a
+connection breaks, all pending requests fail at once.
 
 Everything here runs on the event loop that opened the link. The stream's leader answers JetStream's reads of a single
 message; any replica, which may be behind, answers direct ones (`DIRECT.GET`).
@@ -26,24 +26,24 @@ from nats.aio.subscription import Subscription
 from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError, TooLarge
 from stigmergy.nats.address import NatsAddress
 from stigmergy.nats.client import CONNECTING_FAILS, NatsConnection, end_quietly, explain, is_cancelled, tls_context
-from stigmergy.nats.errors import Ack as Ack  # noqa: PLC0414 - others take it from here
+from stigmergy.nats.errors import Ack as Ack  # noqa: PLC0414 - other modules import it from here
 from stigmergy.nats.errors import JetStreamRefused, NoResponders, Unanswered, no_jetstream, read_ack
 
 OPEN_S = 5.0
 REQUEST_S = 5.0
 CONNECT_S = 2
 DRAIN_S = 1.0
-"""What is under way to a subscription that ends is waited for so long."""
+"""How long an ending subscription waits for messages under way."""
 PING_EVERY_S = 2
-"""A server that is there and does not answer is given up after three of these."""
+"""A connected server that does not answer is given up after three of these."""
 PINGS_MAX = 2
 RECONNECT_PAUSE_S = 0.2
 LOOK_S = 0.02
 CERTAIN_S = 1.0
-"""A server that has refused us so long will go on to; of several, another one may let us in."""
+"""A server that rejected us for this long will go on doing so; one of several others may accept us."""
 PENDING_COUNT_MAX = 8_192
 PENDING_BYTES_MAX = 64 * 1024 * 1024
-"""What a subscription may have waiting; the client drops what comes beyond it, and says so to `last_error`."""
+"""The backlog of a subscription; the client drops messages beyond it and reports it to `last_error`."""
 NO_RESPONDERS = "503"
 
 Taken = Callable[[Msg], Awaitable[None]]
@@ -52,8 +52,8 @@ ErrorHeard = Callable[[StigmergyError], None]
 Headers = Mapping[str, str]
 
 
-class _Ear(Struct, eq=False):
-    """A subscription that is made again with every new client."""
+class _Subscription(Struct, eq=False):
+    """A subscription, made again with every new client."""
 
     subject: str
     taken: Taken
@@ -65,7 +65,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class NatsLink:
-    """A connection. `open` and wait for it, or `start` and let it come and go."""
+    """A connection. `open` waits for it; `start` connects in the background and reconnects."""
 
     def __init__(self, address: NatsAddress, *, name: str) -> None:
         self.address = address
@@ -75,12 +75,12 @@ class NatsLink:
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[Msg]] = {}
         self._many: dict[str, Callable[[Msg], None]] = {}
-        self._ears: list[_Ear] = []
+        self._subscriptions: list[_Subscription] = []
         self._listeners: list[LinkHeard] = []
         self._complained: list[ErrorHeard] = []
         self._up = asyncio.Event()
         self._ended = asyncio.Event()
-        """The present client has closed for good."""
+        """Set when the current client has closed for good."""
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self.last_error: StigmergyError | None = None
@@ -90,8 +90,7 @@ class NatsLink:
 
     @classmethod
     async def open(cls, address: NatsAddress, *, name: str, within_s: float = OPEN_S) -> NatsLink:
-        """Connects, and makes sure that there is JetStream. Raises ConfigError for what somebody must mend, else
-        LinkDown."""
+        """Connects and checks that JetStream runs. Raises ConfigError for what somebody must fix, else LinkDown."""
         link = cls(address, name=name)
         link.start()
         try:
@@ -103,12 +102,12 @@ class NatsLink:
         return link
 
     def start(self) -> None:
-        """Begins to connect, for as long as it takes."""
+        """Starts connecting, for as long as it takes."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._live(), name=f"nats {self.name}")
 
     async def wait_up(self, within_s: float) -> None:
-        """Waits until the link is up. Raises why it is not."""
+        """Waits until the link is up. Raises the reason if it is not in time."""
         now_s = asyncio.get_running_loop().time
         deadline_s, refused_s = now_s() + within_s, None
         while not self._up.is_set():
@@ -123,13 +122,13 @@ class NatsLink:
                     await self._up.wait()
 
     def check_jetstream(self) -> None:
-        """Raises ConfigError if the server we are connected to keeps nothing."""
+        """Raises ConfigError if the connected server runs without JetStream."""
         client = self._client
         if client is not None and not self.address.domain and not client._server_info.get("jetstream"):
             raise no_jetstream(self.address.shown)
 
     async def close(self) -> None:
-        """Ends the connection; pending requests raise LinkDown. Closing twice does nothing."""
+        """Ends the connection; pending requests raise Unanswered. Closing twice does nothing."""
         self._is_closing = True
         self._lost("the connection was closed")
         self._ended.set()
@@ -140,45 +139,44 @@ class NatsLink:
 
     @property
     def is_up(self) -> bool:
-        """Whether we are connected, as far as is known."""
+        """Whether we are connected, as far as we know."""
         return self._client is not None and self._client.is_connected
 
     def on_link(self, heard: LinkHeard) -> Callable[[], None]:
-        """Has this called at every change of the link. Returns what ends it."""
+        """Calls `heard` at every change of the link. Returns a function that unsubscribes."""
         self._listeners.append(heard)
         return lambda: self._listeners.remove(heard) if heard in self._listeners else None
 
     def on_error(self, heard: ErrorHeard) -> Callable[[], None]:
-        """Has this called with what a server complains about and no request hears, such as missing rights. Returns what
-        ends it."""
+        """Calls `heard` with server errors that belong to no request, such as missing permissions. Returns a function
+        that unsubscribes."""
         self._complained.append(heard)
         return lambda: self._complained.remove(heard) if heard in self._complained else None
 
     @property
     def max_payload_bytes(self) -> int:
-        """The largest message that the server takes, headers included; a guess while nobody is connected."""
+        """The largest message that the server accepts, headers included; a guess while disconnected."""
         return self._client.max_payload if self._client is not None else 1024 * 1024
 
     @property
     def server_name(self) -> str:
-        """The server that we are connected to."""
         return str(self._client._server_info.get("server_name", "")) if self._client is not None else ""
 
     @property
     def client(self) -> Client:
-        """The client library's connection, for what this class does not offer. Raises LinkDown while there is none."""
+        """The client library's connection. Raises LinkDown while there is none."""
         if self._client is None:
             raise self._down()
         return self._client
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ requests
 
     async def request(
         self, subject: str, payload: bytes = b"", headers: Headers | None = None, within_s: float = REQUEST_S
     ) -> Msg:
-        """Sends, and returns the first answer.
+        """Sends a request and returns the first answer.
 
-        Raises LinkDown if nothing was sent, NoResponders if nobody was there to take it, Unanswered if it may have
+        Raises LinkDown if nothing was sent, NoResponders if nobody was there to receive it, Unanswered if it may have
         arrived, TooLarge.
         """
         number = str(next(self._numbers))
@@ -193,13 +191,13 @@ class NatsLink:
             timer.cancel()
             self._waiting.pop(number, None)
         if message.headers and message.headers.get("Status") == NO_RESPONDERS and not message.data:
-            raise NoResponders(f"nobody answers on {subject} at {self.address.shown}; nothing was taken, try again")
+            raise NoResponders(f"nobody answers on {subject} at {self.address.shown}; nothing was done, try again")
         return message
 
     async def collect(self, subject: str, payload: bytes, count_max: int, within_s: float = REQUEST_S) -> list[Msg]:
-        """Sends, and returns all answers up to the one without data that ends a batch, that one left out.
+        """Sends a request and returns all answers before the empty one that ends the batch.
 
-        Raises as `request` does, and Unanswered if the end has not come in time.
+        Raises like `request`, and Unanswered if the end has not come in time.
         """
         number, found = str(next(self._numbers)), list[Msg]()
         done: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
@@ -229,8 +227,8 @@ class NatsLink:
     async def api(
         self, call: str, body: Mapping[str, Any] | None = None, within_s: float = REQUEST_S
     ) -> dict[str, Any]:
-        """Calls JetStream's API, such as STREAM.INFO.X. Raises JetStreamRefused, ConfigError without JetStream, or as
-        `request` does."""
+        """Calls JetStream's API, such as STREAM.INFO.X. Raises JetStreamRefused, ConfigError without JetStream, or like
+        `request`."""
         payload = b"" if body is None else _encode(body)
         try:
             message = await self.request(self.api_subject(call), payload, within_s=within_s)
@@ -241,7 +239,7 @@ class NatsLink:
             answer: dict[str, Any] = msgspec.json.decode(message.data, type=dict[str, Any])
         except msgspec.DecodeError:
             raise Unanswered(
-                f"{call}: the server's answer is no JSON; is {self.address.shown} a NATS server?"
+                f"{call}: the server's answer is not JSON; is {self.address.shown} a NATS server?"
             ) from None
         if error := answer.get("error"):
             raise JetStreamRefused(
@@ -250,40 +248,42 @@ class NatsLink:
         return answer
 
     def api_subject(self, call: str) -> str:
-        """Where a call of JetStream's API goes."""
+        """The subject of a call of JetStream's API."""
         return self._api_prefix + call
 
     async def publish(
         self, subject: str, payload: bytes, headers: Headers | None = None, within_s: float = REQUEST_S
     ) -> Ack:
-        """Publishes into a stream; returns when JetStream has it. Raises JetStreamRefused, or as `request` does."""
+        """Publishes into a stream; returns when JetStream has stored it. Raises JetStreamRefused, or like `request`."""
         message = await self.request(subject, payload, headers, within_s)
         return read_ack(subject, message.data)
 
     async def tell(self, subject: str, payload: bytes, reply: str = "", headers: Headers | None = None) -> None:
-        """Publishes without an answer: it may get lost. Raises LinkDown or TooLarge."""
+        """Publishes without waiting for an answer: the message may get lost. Raises LinkDown or TooLarge."""
         await self._send(subject, payload, reply, headers)
 
-    # ------------------------------------------------------------------ listening
+    # ------------------------------------------------------------------ subscriptions
 
     async def subscribe(
         self, subject: str, taken: Taken, queue: str = "", *, drains: bool = False
     ) -> Callable[[], Awaitable[None]]:
-        """Has messages given to `taken`, one after the other, from now on and over every reconnect. Returns what ends
-        it; with `drains`, what is under way to us then is taken first. Works while the link is down. What `taken`
-        raises goes to `last_error`."""
+        """Calls `taken` with each message, one after the other, over every reconnect. Works while the link is down.
+
+        Returns a function that unsubscribes; with `drains` it handles messages under way first. Errors of `taken` go to
+        `last_error`.
+        """
         if not all(subject.split(".")) or any(sign.isspace() for sign in subject):
-            raise ConfigError(f"{subject!r} is no subject that can be subscribed to")
-        ear = _Ear(subject, taken, queue)
-        self._ears.append(ear)
+            raise ConfigError(f"{subject!r} is not a subject that can be subscribed to")
+        subscription = _Subscription(subject, taken, queue)
+        self._subscriptions.append(subscription)
         if self._client is not None and self._client.is_connected:
-            await self._listen(ear)
+            await self._listen(subscription)
 
         async def end() -> None:
-            if ear in self._ears:
-                self._ears.remove(ear)
-            if ear.made is not None:
-                made: Any = ear.made
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+            if subscription.made is not None:
+                made: Any = subscription.made
                 with contextlib.suppress(Exception):
                     if drains and self.is_up:
                         async with asyncio.timeout(DRAIN_S):
@@ -294,14 +294,12 @@ class NatsLink:
         return end
 
     async def flush(self, within_s: float = REQUEST_S) -> None:
-        """Returns when the server has heard all that was sent before, subscriptions too."""
+        """Returns when the server has processed everything sent before, subscriptions too."""
         try:
             async with asyncio.timeout(within_s):
                 await self.client.flush(timeout=max(1, int(within_s)))
         except (nats_errors.Error, TimeoutError, OSError) as error:
             raise Unanswered(f"{self.address.shown} does not answer ({error}); try again") from None
-
-    # ------------------------------------------------------------------ within
 
     async def _send(self, subject: str, payload: bytes, reply: str, headers: Headers | None) -> None:
         client = self._client
@@ -311,7 +309,7 @@ class NatsLink:
             await client.publish(subject, payload, reply=reply, headers=None if headers is None else dict(headers))
         except nats_errors.MaxPayloadError:
             raise TooLarge(
-                f"{subject}: a message of {len(payload)} bytes, and the server takes {client.max_payload} at most; "
+                f"{subject}: a message of {len(payload)} bytes; the server accepts {client.max_payload} at most; "
                 "raise max_payload in its configuration, or send less"
             ) from None
         except (nats_errors.Error, OSError) as error:
@@ -332,10 +330,10 @@ class NatsLink:
                     raise
                 self._failed(error)
             finally:
-                # Also when we are closed while it connects: what it has begun would go on without us.
+                # Also when we are closed while it connects: the library's attempt would go on without us.
                 self._client = None
-                for ear in self._ears:
-                    ear.made = None
+                for subscription in self._subscriptions:
+                    subscription.made = None
                 await end_quietly(client)
             await asyncio.sleep(RECONNECT_PAUSE_S)
 
@@ -362,28 +360,28 @@ class NatsLink:
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*", cb=self._answered, pending_bytes_limit=PENDING_BYTES_MAX)
         self._client = client
-        for ear in list(self._ears):
-            await self._listen(ear)
+        for subscription in list(self._subscriptions):
+            await self._listen(subscription)
         self._heard(True)
 
-    async def _listen(self, ear: _Ear) -> None:
+    async def _listen(self, subscription: _Subscription) -> None:
         async def take(message: Msg) -> None:
             try:
-                await ear.taken(message)
+                await subscription.taken(message)
             except Exception as error:
                 await self._on_error(error)
 
         try:
-            ear.made = await self.client.subscribe(
-                ear.subject,
-                queue=ear.queue,
+            subscription.made = await self.client.subscribe(
+                subscription.subject,
+                queue=subscription.queue,
                 cb=take,
                 pending_msgs_limit=PENDING_COUNT_MAX,
                 pending_bytes_limit=PENDING_BYTES_MAX,
             )
         except nats_errors.BadSubjectError:
-            self._ears.remove(ear)
-            raise ConfigError(f"{ear.subject!r} is no subject that can be subscribed to") from None
+            self._subscriptions.remove(subscription)
+            raise ConfigError(f"{subscription.subject!r} is not a subject that can be subscribed to") from None
 
     async def _answered(self, message: Msg) -> None:
         number = message.subject.rpartition(".")[2]
@@ -414,15 +412,15 @@ class NatsLink:
     async def _on_disconnected(self) -> None:
         client = self._client
         if client is not None:
-            # What the library has not written yet it would write after it has connected again.
+            # The library would write its buffered messages after it has reconnected.
             client._pending.clear()
             client._pending_data_size = 0
         self._lost("the connection broke")
 
     async def _on_reconnected(self) -> None:
-        for ear in [ear for ear in self._ears if ear.made is None]:  # those that came while nobody was connected
+        for subscription in [one for one in self._subscriptions if one.made is None]:  # subscribed while disconnected
             with contextlib.suppress(nats_errors.Error, OSError, LinkDown):
-                await self._listen(ear)
+                await self._listen(subscription)
         self._heard(True)
 
     async def _on_closed(self) -> None:

@@ -1,7 +1,7 @@
 """Names of our streams, buckets and subjects on NATS, one function each. Pure. docs/formats.md has the contents.
 
-In these names a fleet or a ledger has only letters, digits and `-`, and `_XX` for anything else: so a name is one token
-of a subject, and may name a stream, a bucket or a consumer.
+In these names a fleet or a ledger has only letters, digits and `-`, and `_XX` for any other byte: so a name is one
+token of a subject, and may name a stream, a bucket or a consumer.
 """
 
 from __future__ import annotations
@@ -14,57 +14,57 @@ from blake3 import blake3
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 TOKENS_KNOWN_MAX = 1_024
-"""Names are few, and asked for with every message."""
+"""Bound of the cache: there are few names, and every message needs one."""
 ROOT = "stig"
-"""The first token of all subjects of ours that no device publishes to."""
+"""The first token of all our subjects that no device publishes to."""
 NAME_CHARS_MAX = 160
 BUS_STREAMS = "STIG_BUS_"
 
 
 @lru_cache(maxsize=TOKENS_KNOWN_MAX)
 def token(text: str) -> str:
-    """Any text as one token. No two texts have the same."""
+    """Encodes any text as one token; different texts give different tokens."""
     return _UNSAFE.sub(lambda found: "".join(f"_{byte:02X}" for byte in found.group().encode("utf-8", "replace")), text)
 
 
 def text_of(name: str) -> str:
-    """The text that a token stands for."""
+    """Decodes a token."""
     return unquote_to_bytes(name.replace("_", "%")).decode("utf-8", "replace")
 
 
 def bus_stream(fleet: str) -> str:
-    """Holds what was published on a fleet's topics until everybody who listens durably has it."""
+    """Holds messages on a fleet's topics until every durable subscriber has them."""
     return BUS_STREAMS + token(fleet)
 
 
 def retained_stream(fleet: str) -> str:
-    """Holds the last message of each topic that was published to be kept."""
+    """Holds the last retained message of each topic."""
     return f"STIG_KEPT_{token(fleet)}"
 
 
 def parted_stream(fleet: str, shards: int) -> str:
-    """Holds commands and inputs of a fleet's agents, sorted by shard."""
+    """Holds commands and inputs of a fleet's agents, partitioned by shard."""
     return f"STIG_PART_{token(fleet)}_{shards}"
 
 
 def parted_subject(fleet: str, shards: int) -> str:
-    """Beginning of the subjects of what was sorted; the shard follows, and the rest of the topic."""
+    """Prefix of the partitioned subjects; the shard and the rest of the topic follow."""
     return f"{ROOT}.{token(fleet)}.part.{shards}"
 
 
 def bus_session(client_id: str) -> str:
-    """The consumer of a client's session. Of a long id a digest stands for the end: JetStream takes 255 characters."""
+    """The consumer of a client's session. A long id ends in a digest: JetStream allows 255 characters."""
     name = token(client_id)
     return name if len(name) <= NAME_CHARS_MAX else f"{name[:NAME_CHARS_MAX]}-{blake3(name.encode()).hexdigest(16)}"
 
 
 def bus_subject(fleet: str) -> str:
-    """Beginning of the subjects on which a fleet's bus talks to itself."""
+    """Prefix of a fleet bus's internal subjects."""
     return f"{ROOT}.{token(fleet)}.bus"
 
 
 def kept_subject(fleet: str) -> str:
-    """Beginning of the subjects of retained messages."""
+    """Prefix of the subjects of retained messages."""
     return f"{ROOT}.{token(fleet)}.kept"
 
 
@@ -74,22 +74,22 @@ def log_stream(fleet: str, first: int, last: int) -> str:
 
 
 def log_subject(fleet: str, first: int, last: int) -> str:
-    """Where the commits of these shards are written; one more token says what a message is."""
+    """Prefix of the subjects of these shards' commits; one more token is the kind of message."""
     return f"{ROOT}.{token(fleet)}.log.{first}-{last}"
 
 
 def log_owner_subject(fleet: str, first: int, last: int) -> str:
-    """The subject where the owner of these shards' log says that it is there."""
+    """The subject where the owner of these shards' log announces itself."""
     return f"{ROOT}.{token(fleet)}.owner.{first}-{last}"
 
 
 def log_grown_subject(fleet: str, first: int, last: int) -> str:
-    """The subject where the owner of these shards' log says that it has grown."""
+    """The subject where the owner of these shards' log announces new commits."""
     return f"{ROOT}.{token(fleet)}.grown.{first}-{last}"
 
 
 def snapshots_subject(fleet: str) -> str:
-    """Where snapshots are written; more tokens say of what."""
+    """Prefix of the subjects of snapshots."""
     return f"{ROOT}.{token(fleet)}.snapshots"
 
 
@@ -99,12 +99,12 @@ def snapshots_bucket(fleet: str) -> str:
 
 
 def copies_bucket(fleet: str) -> str:
-    """Holds the copies that nodes with a journal of their own make of their snapshots."""
+    """Holds copies of the snapshots of nodes that have a local journal."""
     return f"stig-copies-{token(fleet)}"
 
 
 def cluster_bucket(fleet: str) -> str:
-    """Holds who works for a fleet and who owns which shard."""
+    """Holds a fleet's workers and the owner of each shard."""
     return f"stig-cluster-{token(fleet)}"
 
 
@@ -119,20 +119,20 @@ def ledger_checkpoints(name: str) -> str:
 
 
 def ledger_subject(name: str) -> str:
-    """Where entries of a ledger are written; one more token says what a message is."""
+    """Prefix of the subjects of a ledger's entries; one more token is the kind of message."""
     return f"{ROOT}.{token(name)}.ledger"
 
 
 def tells_subject(fleet: str, shard: int) -> str:
-    """Where the owner of a shard listens for the owners of the others."""
+    """Where the owner of a shard listens for other owners."""
     return f"{ROOT}.{token(fleet)}.tells.{shard}"
 
 
 def control_subject(fleet: str, shard: int) -> str:
-    """Where the owner of a shard answers what operators ask."""
+    """Where the owner of a shard answers control requests."""
     return f"{ROOT}.{token(fleet)}.control.{shard}"
 
 
 def uplink_stream(fleet: str) -> str:
-    """At a gateway, holds what is to go up until the hub has it; at the hub, what came from all gateways."""
+    """At a gateway, holds uplink messages until the hub has them; at the hub, those of all gateways."""
     return f"STIG_UPLINK_{token(fleet)}"

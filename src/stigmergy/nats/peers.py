@@ -1,7 +1,7 @@
-"""The peer port on NATS: tells between the owners of a fleet's shards, wherever they run.
+"""The peer port on NATS: tells between the owners of a fleet's shards, on any machine.
 
-Each shard counts as a separate process, shard 0 as process 1. Its owner listens at the shard's subject while it is the
-owner; a caller reaches the newest owner, and never again one that was replaced.
+Each shard counts as a separate process, shard 0 as process 1. Its owner listens at the shard's subject; a caller
+reaches the newest owner, and never one that was replaced.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ __all__ = ["NatsPeerNetwork"]
 
 
 class NatsPeerNetwork:
-    """Where the owner of a shard listens for the owners of the others, and from where it calls them.
+    """Listens for the owners of other shards, and calls them.
 
-    `rank` is read when it begins to listen: the number of the claim by which it owns the shard. A higher rank silences
-    a lower one.
+    `epoch` is read by `open`: the epoch at which we own the shard. An owner with a higher one replaces us.
     """
 
     def __init__(self, link: NatsLink, fleet: str, shard: int, epoch: Callable[[], int] = lambda: 0) -> None:
@@ -39,12 +38,11 @@ class NatsPeerNetwork:
         await self._channels.listen(tells_subject(self._fleet, self._shard), serve, self._epoch())
 
     async def connect(self, process: int) -> PeerChannel:
-        """Calls the owner of a shard."""
+        """Opens a channel to the owner of a shard."""
         try:
             return await self._channels.call(tells_subject(self._fleet, process - 1))
         except LinkDown as error:
             raise LinkDown(f"process {process} does not answer: {error}") from None
 
     async def close(self) -> None:
-        """Listens no more."""
         await self._channels.close()

@@ -19,11 +19,11 @@ ENSURE_S = 10.0
 """A cluster that has just started needs some seconds before it can place a stream."""
 PAUSE_S = 0.1
 LOOK_S = 2.0
-"""While a stream has no leader, some of those who ask for it get no answer at all: ask again soon."""
+"""While a stream has no leader, some requests for it get no answer: ask again soon."""
 
 
 class StreamFound(Struct, frozen=True):
-    """A stream as it is."""
+    """An existing stream."""
 
     config: dict[str, Any]
     state: dict[str, Any]
@@ -31,26 +31,25 @@ class StreamFound(Struct, frozen=True):
 
     @property
     def last_sequence(self) -> int:
-        """Of its newest message, also when that is gone."""
+        """Sequence of its newest message, also after that was removed."""
         return int(self.state["last_seq"])
 
     @property
     def first_sequence(self) -> int:
-        """Of its oldest message; one above the last if it is empty."""
+        """Sequence of its oldest message; one above the last if the stream is empty."""
         return int(self.state["first_seq"])
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The description that its maker stored with it."""
         return dict(self.config.get("metadata") or {})
 
 
 async def ensure_stream(
     link: NatsLink, name: str, settings: Mapping[str, Any], within_s: float = ENSURE_S
 ) -> StreamFound:
-    """The stream with these settings, made if it is not there. JetStream's own names, only those that matter.
+    """Returns the stream, and makes it if it does not exist. `settings` use JetStream's names, only those that matter.
 
-    Raises ConfigError if one is there that differs in any of them: nothing is changed.
+    Raises ConfigError if an existing stream differs in any of them, and changes nothing.
     """
     deadline_s = asyncio.get_running_loop().time() + within_s
     while True:
@@ -71,7 +70,7 @@ async def ensure_stream(
 
 
 async def find_stream(link: NatsLink, name: str, within_s: float = LOOK_S) -> StreamFound | None:
-    """A stream as it is; None if there is none. Raises LinkDown or JetStreamRefused."""
+    """Returns the stream, or None if it does not exist. Raises LinkDown or JetStreamRefused."""
     try:
         info = await link.api(f"STREAM.INFO.{name}", within_s=within_s)
     except JetStreamRefused as refused:
@@ -94,8 +93,8 @@ def _compare(link: NatsLink, name: str, wanted: Mapping[str, Any], config: Mappi
     ]
     if differing:
         raise ConfigError(
-            f"stream {name} at {link.address.shown} was made otherwise: {'; '.join(differing)}. Nothing was changed: "
-            "give the settings it was made with, or name another fleet, or change the stream knowingly"
+            f"stream {name} at {link.address.shown} has other settings: {'; '.join(differing)}. Nothing was changed: "
+            "give the settings it was made with, or name another fleet, or edit the stream yourself"
         )
 
 
@@ -105,7 +104,7 @@ def _same(wanted: Any, found: Any) -> bool:
     if isinstance(wanted, list | tuple) and (wanted or found is not None):
         fits = isinstance(found, list | tuple) and len(found) == len(wanted)
         return bool(fits and all(_same(one, other) for one, other in zip(wanted, found, strict=True)))
-    # What JetStream leaves out is what its zero stands for.
+    # JetStream leaves out fields with a zero value.
     return bool(wanted == found) or (found is None and not wanted)
 
 
@@ -122,5 +121,5 @@ def _cannot_make(link: NatsLink, name: str, settings: Mapping[str, Any], refused
             "account's limits, or make room"
         )
     return ConfigError(
-        f"stream {name} is refused by {link.address.shown}: {refused}; look what else is there, or name another fleet"
+        f"{link.address.shown} refuses stream {name}: {refused}; look at what else is there, or name another fleet"
     )

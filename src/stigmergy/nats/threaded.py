@@ -16,27 +16,27 @@ from stigmergy.nats.link import NatsLink
 
 ResultT = TypeVar("ResultT")
 GRACE_S = 1.0
-"""Beyond its own limit, what a call may take to be given up."""
+"""Extra time, beyond its own limit, for a call to be cancelled."""
 END_S = 5.0
-"""What each step of closing may take: longer than the client library takes to leave a server that hangs."""
+"""The limit for each step of closing: longer than the client library takes to leave a server that hangs."""
 
 
 class BlockingLink:
-    """Runs coroutines on a link elsewhere, and waits for them. Any thread may call it; each call has its limit.
+    """Runs coroutines on a link in a thread, and waits for them. Any thread may call it; each call has a time limit.
 
-    A call that is given up is cancelled, and what it does then may take longer than its caller waits. So the loop ends
-    only when everything on it has ended.
+    A call that timed out is cancelled, and its cleanup may take longer than the caller waits. So the loop ends only
+    when everything on it has ended.
     """
 
     def __init__(self, address: NatsAddress, *, name: str, open_s: float = 5.0) -> None:
-        """Connects. Raises as `NatsLink.open` does."""
+        """Connects. Raises like `NatsLink.open`."""
         self._loop = asyncio.new_event_loop()
         self._link: NatsLink | None = None
         self._running: set[asyncio.Task[Any]] = set()
-        """The calls under way; of use on the loop only."""
+        """Calls under way; use it on the loop only."""
         self._is_closed = False
         self._submitting = threading.Lock()
-        """Nothing is given to the loop after it was told to end."""
+        """Held so that nothing is submitted to the loop after it was told to end."""
         self._thread = threading.Thread(target=self._serve, name=f"nats {name}", daemon=True)
         self._thread.start()
 
@@ -52,13 +52,13 @@ class BlockingLink:
 
     @property
     def link(self) -> NatsLink:
-        """The link; of use only to what runs on its loop."""
+        """The link; use it only on its loop."""
         if self._link is None or self._is_closed:
             raise _closed()
         return self._link
 
     def run(self, work: Callable[[NatsLink], Awaitable[ResultT]], within_s: float) -> ResultT:
-        """Does some work with the link and returns what it returns. Raises what it raises, or Unanswered."""
+        """Runs `work` with the link and returns its result. Raises its errors, or Unanswered."""
         link = self.link
 
         async def run() -> ResultT:
@@ -67,7 +67,7 @@ class BlockingLink:
         return self._wait(run, within_s)
 
     def close(self) -> None:
-        """Ends the calls under way, the connection and the thread. Closing twice does nothing."""
+        """Ends calls under way, the connection and the thread. Closing twice does nothing."""
         with self._submitting:
             if not self._is_closed:
                 self._is_closed = True
@@ -97,7 +97,7 @@ class BlockingLink:
             raise Unanswered("the link was closed; what was under way may have arrived") from None
 
     def _serve(self) -> None:
-        """The thread: the loop, and when it was told to end, the end of everything on it."""
+        """The thread: runs the loop until it is told to end, then ends everything on it."""
         self._loop.run_forever()
         try:
             self._loop.run_until_complete(self._end())
@@ -105,7 +105,7 @@ class BlockingLink:
             self._loop.close()
 
     async def _end(self) -> None:
-        await asyncio.sleep(0)  # calls that were submitted last begin now, and are among those under way
+        await asyncio.sleep(0)  # calls that were submitted last start now and are cancelled too
         await _cancel(self._running)
         if self._link is not None:
             await _ended({asyncio.ensure_future(self._link.close())})
@@ -114,7 +114,7 @@ class BlockingLink:
 
 async def _cancel(tasks: set[Any]) -> None:
     for task in tasks:
-        if not task.cancelling():  # a second time would interrupt what it does to end
+        if not task.cancelling():  # a second cancellation would interrupt its cleanup
             task.cancel()
     await _ended(tasks)
 

@@ -300,11 +300,11 @@ async def test_who_does_not_wait_for_a_write_that_nobody_answers_lets_go_all_the
     try:
         writing = asyncio.ensure_future(outcome_of(journal.append(CommitChain().group([0]))))
         await asyncio.sleep(0.05)
-        assert link._ears, "it says that the log is its own"
+        assert link._subscriptions, "it says that the log is its own"
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await journal.close()
-        assert not link._ears, "each worker that was cut off would leave one more for each of its shards"
+        assert not link._subscriptions, "each worker that was cut off would leave one more for each of its shards"
     finally:
         server.resume(0)
     await link.close()
