@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def open_bus(url: str, client_id: str, entropy: Entropy) -> NatsBus:
-    """A bus on the servers that nats://host:port or tls://host:port names; see `options` for the rest of the URL."""
+    """Opens a bus at nats://host:port or tls://host:port; `options` describes the rest of the URL."""
     try:
         from stigmergy.nats.bus.bus import NatsBus
         from stigmergy.nats.bus.options import read_options

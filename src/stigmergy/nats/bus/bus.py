@@ -1,7 +1,7 @@
 """The Bus port on JetStream: messages are in the fleet's stream, and each client reads it through a session.
 
-The link is up when the server is reached and has our streams and our session. If that is in doubt (a publish without an
-answer, a silent session), it is checked; meanwhile the link counts as down.
+The link is up when the server is connected and has our streams and our session. If that is in doubt (a publish without
+an answer, a silent session), the bus checks it; meanwhile the link counts as down.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from stigmergy.nats.errors import WITHOUT_JETSTREAM, JetStreamRefused, no_jetstr
 from stigmergy.nats.link import NatsLink
 
 WINDOW_COUNT_MAX = 256
-"""Publishes on their way without an answer; the next ones wait their turn."""
+"""Unanswered publishes; further ones wait."""
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 5.0
-"""When the link is there and the bus is not, it is looked into after a wait that doubles from the one to the other."""
+"""While the link is up and the bus is not, the wait between retries doubles from RETRY_S_MIN to this."""
 CLOSE_S_MAX = 5.0
-"""Handlers under way at `close` get so long, and so does the server."""
+"""The limit at `close` for handlers under way, and for the server."""
 LOOK_S = 15.0
-"""So often it is looked whether devices have come by MQTT, and what the stream captures."""
+"""How often we check whether devices came by MQTT, and what the stream captures."""
 OWNER_BYTES = 8
 PROBE_TTL = "1s"
 
 
 class NatsBus:
-    """The Bus port. `open` starts a task that keeps the session as long as the bus is open."""
+    """The Bus port. `open` starts a task that keeps the session while the bus is open."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class NatsBus:
         partition: Partition | None = None,
         epoch: int = 0,
     ) -> None:
-        """With a `link`, which the caller closes, several buses of one process share one connection. With a
-        `partition`, it receives commands and inputs only for the agents of one shard; another bus with the same client
-        id and no lower `epoch` takes over its session."""
+        """With a `link`, which the caller closes, several buses of a process share a connection. With a `partition`, it
+        receives commands and inputs only for the agents of one shard; another bus with the same client id and no
+        lower `epoch` takes over its session."""
         check_client_id(client_id)
         self.options = options
         self.client_id = client_id
@@ -103,7 +103,7 @@ class NatsBus:
 
     @property
     def receipts(self) -> Receipts:
-        """How what came in has ended."""
+        """How received messages have ended."""
         return self._reception.receipts
 
     def on_link(self, heard: LinkHeard) -> None:
@@ -161,7 +161,7 @@ class NatsBus:
                 if self._is_up:
                     refused = await self._listening.make([pattern])
         except StigmergyError as error:
-            self._doubt(error)  # it is made again with the link
+            self._doubt(error)  # the sessions are made again with the link
         except JetStreamRefused as error:
             self._doubt(self._misfit(error))
         if refused:
@@ -203,7 +203,7 @@ class NatsBus:
             except StigmergyError as error:
                 reason = error
             except Exception as error:
-                reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; it is tried again")
+                reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; trying again")
             self._went_down(self._better(reason))
             async with self._changing:
                 await self._listening.pause()
@@ -217,7 +217,7 @@ class NatsBus:
         await self._outlet.open()
         await side_by_side(self._find_streams(), self._look_for_devices())
         if self._was_full:
-            # Otherwise it would come up and go down with every message.
+            # Otherwise the bus would go up and down with every message.
             await self._link.publish(f"{self.options.subjects.inner}.probe", b"", {"Nats-TTL": PROBE_TTL})
             self._was_full = False
         await side_by_side(self._leave_will(), self._listen())
@@ -249,7 +249,7 @@ class NatsBus:
             await self._listening.pause()
 
     async def _look_after(self) -> None:
-        """Now and then: what older programs listened to is left to nobody, and devices may have come."""
+        """Regularly: drops filters of older programs, and checks whether devices have come by MQTT."""
         loop = asyncio.get_running_loop()
         opened_s, is_trimmed = loop.time(), False
         while True:
@@ -271,7 +271,7 @@ class NatsBus:
                 self._doubt(self._misfit(refused))
 
     def _wait_s(self, tries: int) -> float:
-        """Exponential, with full jitter: a fleet whose servers come back must not come back all at once."""
+        """Exponential back-off with full jitter: a fleet must not reconnect all at once when its servers return."""
         most_s = min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(tries, 20))
         return most_s * int.from_bytes(self._entropy.token(4), "big") / 2**32
 
@@ -280,10 +280,10 @@ class NatsBus:
             self._linked.set()
         else:
             self._linked.clear()
-            self._doubt(self._link.last_error or LinkDown(f"{self.options.place}: the link is lost; it is made again"))
+            self._doubt(self._link.last_error or LinkDown(f"{self.options.place}: the link is lost; reconnecting"))
 
     def _complained(self, error: StigmergyError) -> None:
-        """What a server says to nobody's request: that we may not publish somewhere, for instance."""
+        """Handles server errors that belong to no request, such as a missing permission to publish."""
         text = str(error)
         if not isinstance(error, ConfigError):
             return
@@ -304,10 +304,10 @@ class NatsBus:
             return no_jetstream(self.options.place)
         if refused.is_full:
             return ConfigError(str(no_room(self.options, refused)))
-        return LinkDown(f"{self.options.place}: JetStream refuses: {refused}; it is tried again")
+        return LinkDown(f"{self.options.place}: JetStream refuses: {refused}; trying again")
 
     def _better(self, reason: StigmergyError) -> StigmergyError:
-        """What a server complained about says more than that it does not answer."""
+        """An earlier error of the server says more than a missing answer."""
         complaint = self._link.last_error
         return complaint if isinstance(complaint, ConfigError) and isinstance(reason, LinkDown) else reason
 
@@ -321,7 +321,7 @@ class NatsBus:
 
 
 def _leave_to_others(handler: Handler) -> Handler:
-    """What every shard hears is taken by the one whose agent it is for."""
+    """Messages that every shard receives are handled only by the shard of their agent."""
 
     async def handle(message: BusMessage) -> None:
         with contextlib.suppress(NotOwned):

@@ -1,4 +1,4 @@
-"""Everything that one bus listens to: a session on each stream that has some of it, and retained messages."""
+"""All subscriptions of one bus: a session on each stream that has matching messages, and retained messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import bus_session, bus_stream
 
 TELLING_COUNT_MAX = 1_000
-"""Wills that devices are told of at the same time; of others they hear when they subscribe anew."""
+"""The bound of wills being forwarded to devices; devices see further ones when they subscribe again."""
 
 
 class BusSessions:
@@ -56,25 +56,25 @@ class BusSessions:
         self._sessions: dict[str, Session] = {}
         """By stream."""
         self._filters: dict[str, list[str]] = {}
-        """What each of them is to have."""
+        """The filters of each session."""
         self._made: dict[str, None] = {}
-        """Patterns that were subscribed to once: their retained messages were delivered."""
+        """Patterns that were subscribed to before: their retained messages were delivered."""
         self._telling: dict[asyncio.Task[None], None] = {}
 
     @property
     def unmade(self) -> list[str]:
-        """Patterns that are wanted and were never subscribed to."""
+        """Wanted patterns that were never subscribed to."""
         return [pattern for pattern in self._reception.patterns if pattern not in self._made]
 
     @property
     def is_sorted(self) -> bool:
-        """Whether there is a session on the sorted stream."""
+        """Whether there is a session on the partitioned stream."""
         return self.parting is not None and self.parting.stream in self._sessions
 
     async def make(self, fresh: Sequence[str]) -> str:
-        """Subscribes to all patterns, again or for the first time. Those that are fresh get what is retained first, so
-        that nothing older comes behind what is new. Returns why some of the fresh ones cannot be had; the others are
-        made in any case. Raises LinkDown, JetStreamRefused, and ConfigError if another process has our session."""
+        """Subscribes to all patterns, again or for the first time. Fresh ones get retained messages first, so that no
+        older message follows a newer one. Returns why some fresh ones were refused; the others are subscribed to.
+        Raises LinkDown, JetStreamRefused, and ConfigError if another process has our session."""
         routes, refused = await route(self._link, self._options, _filters(self._reception.patterns))
         self._publishing.note_captured([one for found in routes for one in found.found.config["subjects"]])
         wanted = _filters(fresh)
@@ -113,22 +113,22 @@ class BusSessions:
                 self._reception.take(Arrival(message, _forget))
 
     async def check(self) -> None:
-        """Raises ConfigError if somebody else has one of the sessions by now."""
+        """Raises ConfigError if another process has taken over one of the sessions."""
         for session in self._sessions.values():
             await session.check()
 
     async def trim(self) -> None:
-        """Has sessions give no more of what an older program listened to."""
+        """Removes the filters of older programs from the sessions."""
         for stream, session in self._sessions.items():
             await session.trim(self._filters.get(stream, []))
 
     async def pause(self) -> None:
-        """The link is down."""
+        """Pauses the sessions while the link is down."""
         for session in self._sessions.values():
             await session.pause()
 
     async def stop(self) -> None:
-        """Does no more of what goes on beside the sessions."""
+        """Stops the work beside the sessions."""
         if self._mover is not None:
             await self._mover.close()
         telling = list(self._telling)
@@ -137,7 +137,7 @@ class BusSessions:
         await asyncio.gather(*telling, return_exceptions=True)
 
     async def close(self) -> None:
-        """Tells the servers what was dealt with."""
+        """Acknowledges handled messages and ends the sessions."""
         for session in self._sessions.values():
             await session.close()
 
@@ -165,7 +165,7 @@ class BusSessions:
         return session
 
     def _look_at(self, place: int, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-        """Devices on MQTT hear of a will from us: the server itself tells sessions on NATS only."""
+        """Forwards a will to devices on MQTT: the server itself publishes it to sessions on NATS only."""
         if self._publishing.has_mqtt and SCHEDULER in headers and len(self._telling) < TELLING_COUNT_MAX:
             telling = asyncio.ensure_future(tell_devices(self._outlet, place, subject, payload, headers))
             self._telling[telling] = None
@@ -174,7 +174,7 @@ class BusSessions:
     def _told(self, telling: asyncio.Task[None]) -> None:
         del self._telling[telling]
         if not telling.cancelled() and telling.exception() is not None:
-            self._publishing.has_mqtt = False  # until it is looked again
+            self._publishing.has_mqtt = False  # until the next check
 
 
 def _filters(patterns: Iterable[str]) -> list[str]:
@@ -182,4 +182,4 @@ def _filters(patterns: Iterable[str]) -> list[str]:
 
 
 def _forget() -> None:
-    """Nobody waits to hear that a retained message was taken."""
+    """Retained messages need no acknowledgement."""

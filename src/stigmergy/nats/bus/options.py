@@ -11,22 +11,22 @@ from stigmergy.nats.bus.subjects import Subjects, filters_of
 
 OPTIONS = ("replicas", "topics", "age_s", "stored_mb", "session_s", "will_s", "mqtt")
 AGE_S = 7 * 24 * 3600.0
-"""What is older is dropped, whether everybody has it or not."""
+"""Older messages are dropped, whether everybody has them or not."""
 AGE_S_MAX = 365 * 24 * 3600.0
 STORED_MB = 512
-"""Of all messages of a fleet; beyond it the oldest are dropped."""
+"""For all messages of a fleet; beyond it the oldest are dropped."""
 STORED_MB_MAX = 1024 * 1024
 SESSION_S = 7 * 24 * 3600.0
-"""The server forgets a session of which nothing was heard for so long."""
+"""The server forgets a session that was unused for this long."""
 WILL_S = 6.0
-"""A node that was not heard for so long is gone: the server publishes its will."""
+"""A node that was silent for this long counts as gone: the server publishes its will."""
 WILL_S_MIN = 0.5
 WILL_S_MAX = 3600.0
 TOPICS_COUNT_MAX = 64
 
 
 class BusOptions(Struct, frozen=True):
-    """Where the servers are, which fleet's bus it is, and how it is kept."""
+    """The servers, the fleet, and the settings of its bus."""
 
     address: NatsAddress
     fleet: str
@@ -38,11 +38,11 @@ class BusOptions(Struct, frozen=True):
     session_s: float = SESSION_S
     will_s: float = WILL_S
     mqtt: bool = True
-    """Whether devices on the servers' MQTT listeners are to get what we publish at their quality of service 1."""
+    """Whether devices on the servers' MQTT listeners get our messages at quality of service 1."""
 
     @property
     def place(self) -> str:
-        """How messages name it."""
+        """The bus as error texts name it."""
         return self.address.shown
 
     @property
@@ -52,7 +52,7 @@ class BusOptions(Struct, frozen=True):
 
 
 def read_options(url: str, client_id: str) -> BusOptions:
-    """The options that a URL names. Raises ConfigError that says which part is wrong.
+    """Parses the URL. Raises ConfigError that names the wrong part.
 
     The fleet is the path of the URL, else the beginning of the client id, which is fleet:site:node.
     """
@@ -84,7 +84,7 @@ def _topics(text: str) -> tuple[str, ...]:
         except StigmergyError as error:
             raise ConfigError(f"topics={text}: {error}") from None
         if topic.split("/")[0] in ("+", "#"):
-            raise ConfigError(f"topics={text}: {topic!r} takes in what others say; begin it with a level of its own")
+            raise ConfigError(f"topics={text}: {topic!r} captures other fleets' topics; begin it with a fixed level")
     return topics
 
 
@@ -93,7 +93,7 @@ def _number(address: NatsAddress, name: str, default: float, least: float, most:
     try:
         number = float(text) if text else float(default)
     except ValueError:
-        raise ConfigError(f"{name}={text} is no number") from None
+        raise ConfigError(f"{name}={text} is not a number") from None
     if not least <= number <= most:
         raise ConfigError(f"{name}={text}; it must be {least:g} to {most:g}")
     return number

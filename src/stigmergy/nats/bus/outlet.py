@@ -1,7 +1,7 @@
-"""Publishes into streams, many at once: sent in the order of the calls, each answered on its own.
+"""Publishes into streams, many at once: sent in the order of the calls, each with its own answer.
 
-When a call returns, the connection has the message, so the next one comes behind it; the returned future is done when
-JetStream has the message or has refused it.
+When a call returns, the connection has the message, so later calls come after it; the returned future is done when
+JetStream has stored or refused the message.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stigmergy.nats.errors import JetStreamRefused, NoResponders, Unanswered
 from stigmergy.nats.link import NO_RESPONDERS, NatsLink
 
 ANSWER_S_MAX = 5.0
-"""A server that leaves a publish unanswered for so long has not taken it, or nobody knows."""
+"""A publish without an answer for this long has failed, or its outcome is unknown."""
 LOOK_S = 0.5
 MSG_ID = "Nats-Msg-Id"
-"""A second message with the same id within two minutes is not taken."""
+"""JetStream drops a second message with the same id within two minutes."""
 
 
 class _Problem(Struct):
@@ -47,7 +47,7 @@ _answers = msgspec.json.Decoder(_Answer)
 
 
 class Outlet:
-    """The publishes of one bus that are under way."""
+    """The unanswered publishes of one bus."""
 
     def __init__(self, link: NatsLink, inbox: str) -> None:
         self._link = link
@@ -59,16 +59,15 @@ class Outlet:
 
     @property
     def under_way(self) -> int:
-        """Publishes without an answer."""
         return len(self._posted)
 
     @property
     def size_bytes_max(self) -> int:
-        """What the server takes, headers and all."""
+        """The server's limit, headers included."""
         return self._link.max_payload_bytes
 
     async def open(self) -> None:
-        """Listens for answers from now on."""
+        """Subscribes to the answers."""
         if self._end is None:
             self._end = await self._link.subscribe(f"{self._inbox}.*", self._answered)
 
@@ -88,14 +87,13 @@ class Outlet:
         return posted.done
 
     def fail(self, error: StigmergyError, subject: str | None = None) -> None:
-        """Ends all that wait, or those on one subject, whose letters may be small."""
+        """Fails all pending publishes, or those on one subject; the case of `subject` is ignored."""
         for number, posted in list(self._posted.items()):
             if subject is None or subject.lower() == posted.subject.lower():
                 del self._posted[number]
                 _fail(posted.done, error)
 
     async def close(self) -> None:
-        """Listens no more."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
@@ -109,13 +107,13 @@ class Outlet:
             return
         if not message.data:
             status = (message.headers or {}).get("Status")
-            what = "nobody keeps what is published there" if status == NO_RESPONDERS else "an empty answer"
-            _fail(posted.done, NoResponders(f"{posted.subject}: {what}; nothing was taken, publish it again"))
+            what = "no stream captures this subject" if status == NO_RESPONDERS else "an empty answer"
+            _fail(posted.done, NoResponders(f"{posted.subject}: {what}; nothing was stored, publish it again"))
             return
         try:
             answer = _answers.decode(message.data)
         except msgspec.DecodeError:
-            _fail(posted.done, Unanswered(f"{posted.subject}: somebody else than JetStream has answered"))
+            _fail(posted.done, Unanswered(f"{posted.subject}: the answer is not JetStream's"))
             return
         if answer.error is None:
             posted.done.set_result(None)
@@ -138,4 +136,4 @@ class Outlet:
 def _fail(done: asyncio.Future[None], error: Exception) -> None:
     if not done.done():
         done.set_exception(error)
-        done.exception()  # whoever waited may have been cancelled
+        done.exception()  # the waiter may have been cancelled: mark the exception as retrieved

@@ -1,8 +1,8 @@
-"""Sorts commands and inputs by shard: the owner of a shard gets only the messages for its agents.
+"""Partitions commands and inputs by shard: the owner of a shard gets only the messages for its agents.
 
-The server sorts. A second stream is fed from the fleet's own; it puts a token with a `/` between an agent's kind and
+The server does it. A second stream sources the fleet's own; it puts a token with a `/` between an agent's kind and
 name, and hashes the three: that is FNV-1a of `Kind/Name`, as in `shard_of`. If the fleet has a key function for homes,
-or topics escape the agent's name, the hash misses: a reader that finds such a message there forwards it to its shard.
+or topics escape the agent's name, the hash is wrong: a reader that finds such a message forwards it to its shard.
 Messages for no particular agent go to every shard, by its session on the fleet's stream.
 """
 
@@ -29,7 +29,7 @@ from stigmergy.nats.streams import StreamFound, ensure_stream, find_stream
 from stigmergy.shard.homes import shard_of
 
 CHANNELS = ("commands", "inputs")
-"""What is for one agent, and so for one shard."""
+"""The channels of one agent, and so of one shard."""
 AGENTS = "agents"
 LEVELS = 6
 """fleet, site, agents, kind, name, channel."""
@@ -41,7 +41,7 @@ Home = Callable[[str], int]
 
 
 class Partition(Struct, frozen=True):
-    """A shard of a fleet, and how many there are. `home` says where an agent lives, where that is not its hash."""
+    """A shard of a fleet, and the number of shards. `home` gives an agent's shard where that is not its hash."""
 
     shard: int
     shards: int
@@ -52,12 +52,12 @@ class Partition(Struct, frozen=True):
             raise ConfigError(f"partition {self.shard} of {self.shards}; they count from 0")
 
     def home_of(self, address: str) -> int:
-        """The shard where an agent lives."""
+        """The shard of an agent."""
         return shard_of(address, self.shards) if self.home is None else self.home(address)
 
 
 class PartitionedStream:
-    """The sorted stream of one fleet, as one shard of it sees it."""
+    """The partitioned stream of a fleet, as one of its shards sees it."""
 
     def __init__(self, options: BusOptions, partition: Partition) -> None:
         self._options = options
@@ -67,13 +67,13 @@ class PartitionedStream:
         self._prefix = f"{self._all}.{partition.shard}."
 
     async def ensure(self, link: NatsLink) -> StreamFound:
-        """The stream, fed from the fleet's, which must be there. Raises ConfigError if it is otherwise."""
+        """Makes the stream, which sources the fleet's existing one. Raises ConfigError if its settings differ."""
         found = await find_stream(link, self.stream)
         if found is None:
             fleets = await find_stream(link, bus_stream(self._options.fleet))
             last = 0 if fleets is None else fleets.last_sequence
             try:
-                # What was said before there were shards is for nobody.
+                # Messages from before there were shards are for nobody.
                 await link.api(
                     f"STREAM.CREATE.{self.stream}", {"name": self.stream, **self._settings({"opt_start_seq": last + 1})}
                 )
@@ -82,12 +82,12 @@ class PartitionedStream:
                     raise
         settings = self._settings({})
         if found is not None and not found.config.get("sources"):
-            # The waker of the source was stopped half way: its watcher restores it.
+            # Another watcher was stopped after it had removed the source: `SourcedStream` restores it.
             del settings["sources"]
         return await ensure_stream(link, self.stream, settings)
 
     def split(self, filters: Iterable[str]) -> tuple[list[str], list[str]]:
-        """What is heard on the fleet's stream, and what on the sorted one, as it is called there."""
+        """Splits filters into those for the fleet's stream and those for the partitioned one, under its names."""
         everybodys: list[str] = []
         ours: list[str] = []
         for one in filters:
@@ -99,11 +99,11 @@ class PartitionedStream:
         return everybodys, ours
 
     def bare(self, subject: str) -> str | None:
-        """The subject of the topic that a message was published on."""
+        """The subject of the topic that a message was published on; None for other subjects."""
         return f"{self._options.subjects.root}.{subject[len(self._prefix) :]}"
 
     def home_of(self, subject: str) -> int:
-        """The shard of the agent that a topic's subject is for. Where nobody can say it, this one: its host refuses."""
+        """The shard of the agent of a topic's subject; if it has none, this one: its host refuses the message."""
         _, _, _, kind, name, *_ = subject.split(".")
         try:
             return self.partition.home_of(f"{_plain(kind)}/{_plain(name)}")
@@ -111,11 +111,11 @@ class PartitionedStream:
             return self.partition.shard
 
     def moved_to(self, shard: int, subject: str) -> str:
-        """Where a message belongs that is for another shard."""
+        """The subject of a message in another shard."""
         return f"{self._all}.{shard}.{subject.partition('.')[2]}"
 
     def sources(self, start: Mapping[str, int]) -> list[dict[str, Any]]:
-        """What it is fed from: the fleet's stream, from its beginning or where `start` says."""
+        """The source: the fleet's stream, from its beginning or from `start`."""
         sorting = f"{self._all}.sorting"
         transforms = [
             {
@@ -127,7 +127,7 @@ class PartitionedStream:
         return [{"name": bus_stream(self._options.fleet), "subject_transforms": transforms, **start}]
 
     def _settings(self, start: Mapping[str, int]) -> dict[str, Any]:
-        """JetStream refers to wildcards by number: 1 the site, 2 the kind, 3 the `/` that comes in, 4 the name."""
+        """JetStream refers to wildcards by number: 1 the site, 2 the kind, 3 the inserted `/`, 4 the name."""
         return {
             "storage": "file",
             "num_replicas": self._options.replicas,
@@ -155,26 +155,26 @@ class _Misplaced(Struct, eq=False):
 
 
 class Mover:
-    """Puts messages where they belong, those of one topic one after the other, so that they stay in order."""
+    """Moves messages to their shard, those of one topic in order."""
 
     def __init__(self, outlet: Outlet, parting: PartitionedStream) -> None:
         self._outlet = outlet
         self._parting = parting
         self._queues: dict[str, deque[_Misplaced]] = {}
-        """By topic; each has a task that works on it. What waits is in a session's window, and bounded with it."""
+        """By topic; each has its own task. Waiting messages are in a session's window, which bounds them."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.moved_count = 0
 
     def takes(
         self, place: int, subject: str, payload: bytes, headers: Mapping[str, str], settled: Callable[[], None]
     ) -> bool:
-        """Whether this message is another shard's; then it is moved, and settled when it is there."""
+        """Whether this message belongs to another shard; then it is moved, and settled when it is there."""
         home = self._parting.home_of(subject)
         if home == self._parting.partition.shard:
             return False
         target = self._parting.moved_to(home, subject)
         queue = self._queues.setdefault(target, deque())
-        # Those of the server are about the stream and the session that it came from.
+        # The server's own headers are about the stream and the session that it came from.
         kept = {name: value for name, value in headers.items() if not name.startswith("Nats-")}
         queue.append(_Misplaced(place, target, payload, kept, settled))
         if target not in self._tasks:
@@ -183,7 +183,7 @@ class Mover:
         return True
 
     async def close(self) -> None:
-        """What was not moved is left to the next owner."""
+        """Stops; the next owner moves the rest."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -193,7 +193,7 @@ class Mover:
         try:
             while queue:
                 misplaced = queue[0]
-                # Whatever is wrong, it stays in its place: what is behind it must not overtake it.
+                # Whatever is wrong, retry this one: messages behind it must not overtake it.
                 with contextlib.suppress(StigmergyError, JetStreamRefused):
                     await (
                         await self._outlet.post(misplaced.subject, misplaced.payload, self._headers(misplaced) or None)
@@ -208,13 +208,13 @@ class Mover:
             self._tasks.pop(target, None)
 
     def _headers(self, misplaced: _Misplaced) -> Mapping[str, str]:
-        """If it was put there and we did not hear of it, it is known by its id; without, where an id has no room: then
-        it may be there twice, and who keeps marks takes it once."""
+        """An id, so that JetStream drops a repetition after a lost answer. Without room for an id the message may be
+        there twice, and receivers that keep marks drop the second."""
         marked = {**misplaced.headers, MSG_ID: f"{self._parting.partition.shard}.{misplaced.place}"}
         is_small = size_of(misplaced.payload, marked) <= self._outlet.size_bytes_max
         return marked if is_small else misplaced.headers
 
 
 def _plain(level: str) -> str:
-    """A name as it is outside of topics."""
+    """A topic level, unescaped."""
     return "" if level == EMPTY_LEVEL else unquote(level)

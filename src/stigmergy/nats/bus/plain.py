@@ -1,7 +1,7 @@
 """The Bus port over plain NATS, for clients: no session, no will, and it makes or changes no stream.
 
-It publishes into the fleet's stream, which must exist: nodes make it. Subscriptions get messages as they are published;
-messages during a lost link are missed.
+It publishes into the fleet's stream, which must exist: nodes make it. Subscribers get messages as they are published;
+they miss messages while the link is down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["PlainNatsBus"]
 
 
 class PlainNatsBus:
-    """A bus on a link that is open."""
+    """A bus on an open link."""
 
     def __init__(self, link: NatsLink, *, owns_link: bool = True) -> None:
         self._link = link
@@ -40,7 +40,7 @@ class PlainNatsBus:
         self._link.on_link(heard)
 
     async def open(self, will: BusMessage | None = None) -> None:
-        """The link is open already; clients leave no will."""
+        """Does nothing: the link is open already."""
         if will is not None:
             raise ConfigError("a client leaves no will; nodes do")
 
@@ -49,7 +49,7 @@ class PlainNatsBus:
         try:
             await self._link.publish(subject_of(message.topic), message.payload, headers_of(message))
         except JetStreamRefused as refused:
-            raise LinkDown(f"{message.topic}: {self._link.address.shown} did not take it: {refused}") from None
+            raise LinkDown(f"{message.topic}: {self._link.address.shown} did not store it: {refused}") from None
 
     async def subscribe(self, pattern: str, handler: Handler) -> None:
         check_pattern(pattern)
@@ -60,7 +60,7 @@ class PlainNatsBus:
         for subject in filters_of(pattern):
             await self._link.subscribe(subject, take)
         if self._link.is_up:
-            with contextlib.suppress(LinkDown):  # it is made again with the link
+            with contextlib.suppress(LinkDown):  # the link subscribes again when it is back
                 await self._link.flush()
 
     async def close(self) -> None:

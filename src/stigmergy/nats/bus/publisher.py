@@ -23,41 +23,41 @@ from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.link import NatsLink
 
 TOPICS_KNOWN_MAX = 10_000
-"""So many topics are remembered with their subjects; then they are found out anew."""
+"""Bound of the cache of topics and their subjects."""
 MESSAGE_TOO_LARGE = 10054
 
 
 class NoRoom(LinkDown):
-    """The servers have no room for messages: nothing was taken, and waiting does not help."""
+    """The servers have no room for messages: nothing was stored, and a retry does not help."""
 
 
 class NatsPublisher:
-    """How one bus publishes."""
+    """Publishes the messages of one bus."""
 
     def __init__(self, link: NatsLink, outlet: Outlet, options: BusOptions) -> None:
         self._link = link
         self._outlet = outlet
         self._options = options
         self.has_mqtt = False
-        """Devices have come to the servers by MQTT: they get copies."""
+        """Devices use MQTT on these servers: they get copies."""
         self._captured: list[str] = []
         self._known: dict[str, tuple[str, bool]] = {}
-        """By topic its subject, and whether the stream captures it."""
+        """By topic: its subject, and whether the stream captures it."""
 
     def begin(self, subjects: Iterable[str]) -> None:
-        """The link is new, and so may be the streams: this is what the fleet's captures."""
+        """Forgets what streams captured: the link is new, and the fleet's stream captures `subjects` now."""
         self._captured = list(subjects)
         self._known.clear()
 
     def note_captured(self, subjects: Iterable[str]) -> None:
-        """What streams capture, beside what is known already."""
+        """Adds to the captured subjects."""
         fresh = [one for one in subjects if one not in self._captured]
         if fresh:
             self._captured += fresh
             self._known.clear()
 
     async def publish(self, message: BusMessage) -> None:
-        """Returns when JetStream has it. Raises LinkDown, TooLarge or Malformed."""
+        """Returns when JetStream has stored it. Raises LinkDown, TooLarge or Malformed."""
         subject, is_captured = self._place_of(message.topic)
         fleet = None if is_captured else fleet_of(subject)
         if fleet is not None:
@@ -69,7 +69,7 @@ class NatsPublisher:
         kept_headers = retained_headers(message) if message.retained else {}
         self._check_size(message, kept_headers or headers)
         posts: list[asyncio.Future[None]] = []
-        # All are sent before any answer is waited for: nothing that is published meanwhile comes in between.
+        # Send all copies before waiting for an answer: no other publish may come in between.
         if is_captured:
             posts.append(await self._outlet.post(subject, message.payload, headers or None))
         else:
@@ -89,13 +89,13 @@ class NatsPublisher:
             try:
                 await by_mqtt
             except (JetStreamRefused, LinkDown):
-                self.has_mqtt = False  # until it is looked again; who has no session hears it anyway
+                self.has_mqtt = False  # until the next check; devices without a session hear it anyway
 
     def _check_size(self, message: BusMessage, headers: Mapping[str, str]) -> None:
         size_bytes = size_of(message.payload, headers)
         if size_bytes > self._link.max_payload_bytes:
             raise TooLarge(
-                f"{message.topic}: a message of {size_bytes} bytes with its headers, and the server takes "
+                f"{message.topic}: a message of {size_bytes} bytes with its headers; the server accepts "
                 f"{self._link.max_payload_bytes} at most; raise max_payload in its configuration, or send less"
             )
 
@@ -113,17 +113,17 @@ class NatsPublisher:
             return TooLarge(f"{message.topic}: {refused.description}; raise max_msg_size of the stream, or send less")
         if refused.is_full:
             return no_room(self._options, refused)
-        return LinkDown(f"{message.topic}: JetStream has not taken it: {refused}; publish it again")
+        return LinkDown(f"{message.topic}: JetStream has not stored it: {refused}; publish it again")
 
 
 def no_room(options: BusOptions, refused: JetStreamRefused) -> NoRoom:
-    """What to say where the servers are full."""
+    """The error when the servers are full."""
     return NoRoom(
-        f"{options.place}: there is no room for messages ({refused.description}); nothing was taken; make room, or "
+        f"{options.place}: there is no room for messages ({refused.description}); nothing was stored; make room, or "
         "raise max_file or the account's limits"
     )
 
 
 def is_down(message: BusMessage) -> LinkDown:
-    """What to say to who publishes while the link is down."""
+    """The error for a publish while the link is down."""
     return LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")

@@ -30,7 +30,7 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import bus_stream, retained_stream
 
 READ_COUNT_MAX = 256
-"""So many are read at once."""
+"""How many are read at once."""
 READ_S = 5.0
 KEPT_COUNT_MAX = 100_000
 """For one pattern; the rest is left out."""
@@ -39,7 +39,7 @@ KEPT_COUNT_MAX = 100_000
 async def read_retained(
     link: NatsLink, options: BusOptions, filters: Sequence[str], inbox: str, *, mqtt: bool
 ) -> list[BusMessage]:
-    """The last retained message of each topic that these filters stand for, each topic once, the oldest first."""
+    """The last retained message of each topic that the filters match, each topic once, the oldest first."""
     sources = [(retained_stream(options.fleet), options.subjects.kept_of(""))]
     if mqtt:
         sources.insert(0, (MQTT_RETAINED_STREAM, f"{MQTT_RETAINED}."))
@@ -49,7 +49,7 @@ async def read_retained(
             one = message_of(message.subject[len(prefix) :], message.data, message.headers, retained=True)
             found.pop(one.topic, None)
             found[one.topic] = one
-    return [message for message in found.values() if message.payload]  # an empty one says that it was taken back
+    return [message for message in found.values() if message.payload]  # an empty one clears the topic
 
 
 async def _read(link: NatsLink, stream: str, filters: Sequence[str], inbox: str) -> list[Msg]:
@@ -91,30 +91,30 @@ async def _read(link: NatsLink, stream: str, filters: Sequence[str], inbox: str)
                 came.clear()
                 await asyncio.wait_for(came.wait(), READ_S)
     except TimeoutError:
-        raise Unanswered(f"{stream}: what is retained could not be read in {READ_S:g} s; it is tried again") from None
+        raise Unanswered(f"{stream}: retained messages could not be read in {READ_S:g} s; trying again") from None
     finally:
         await end()
     return found
 
 
-# A client's will: a message that the server publishes at a set time, postponed while the client is here.
+# A client's will: a message that the server publishes at a set time, postponed while the client is alive.
 #
-# The time is the server's: we know it from its answers, so a wrong clock of ours does no harm. A second copy is kept
-# for later subscribers. What the server publishes at a set time goes only into our streams: nodes on NATS that hear it
-# tell the devices on MQTT, and the first of them counts.
+# The time is the server's, which we know from its answers: an error of our clock does no harm. A second copy is
+# retained for later subscribers. The server publishes scheduled messages only into our streams: nodes on NATS forward
+# them to the devices on MQTT, and the first forward counts.
 
 RENEWALS = 3
-"""So often a will is put off before its time comes."""
+"""How often a will is postponed within its time."""
 SCHEDULE = "Nats-Schedule"
 TARGET = "Nats-Schedule-Target"
 SCHEDULER = "Nats-Scheduler"
-"""Which the server puts on what it publishes at a set time."""
+"""The server's header on messages that it publishes at a set time."""
 RETAINED = "Stig-Retained"
 """On a will that is to be retained: its topic."""
 
 
 class Will:
-    """What is said of a client that is not heard any more. `begin` whenever the link is up."""
+    """The message about a client that is no longer there. Call `begin` whenever the link is up."""
 
     def __init__(
         self,
@@ -138,13 +138,13 @@ class Will:
             {**retained_headers(message), TARGET: subjects.kept_of(subject)},
         )
         self._zero = datetime.min.replace(tzinfo=UTC)
-        """What the server's clock said when our monotonic one began."""
+        """The server's time when our monotonic clock was 0."""
         self._renewing: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Leaves the will with the server, and puts it off from now on. Raises LinkDown or JetStreamRefused."""
+        """Stores the will at the server and keeps postponing it. Raises LinkDown or JetStreamRefused."""
         await self.pause()
-        # Taken before we ask: then a will comes late by as long as the answer took, never early.
+        # Read our clock before the request: the will is then late by the time of the answer, never early.
         asked = _monotonic()
         info = await self._link.api(f"STREAM.INFO.{bus_stream(self._options.fleet)}")
         self._zero = datetime.fromisoformat(_microseconds(info["ts"])) - asked
@@ -152,14 +152,14 @@ class Will:
         self._renewing = asyncio.get_running_loop().create_task(self._keep(), name="will")
 
     async def pause(self) -> None:
-        """Lets time run."""
+        """Stops postponing."""
         renewing, self._renewing = self._renewing, None
         if renewing is not None:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
 
     async def cancel(self) -> None:
-        """Takes the will back: we leave in order. Raises LinkDown if the server does not hear it."""
+        """Removes the will, for an orderly exit. Raises LinkDown if the server does not answer."""
         await self.pause()
         for stream, subject in (
             (bus_stream(self._options.fleet), self._heard[0]),
@@ -174,7 +174,7 @@ class Will:
                 await asyncio.sleep(self._options.will_s / RENEWALS)
                 await self._renew()
         except JetStreamRefused as refused:
-            self._doubt(LinkDown(f"{self._options.place}: the will cannot be left there: {refused}"))
+            self._doubt(LinkDown(f"{self._options.place}: the server refuses the will: {refused}"))
         except StigmergyError as error:
             self._doubt(error)
 
@@ -191,7 +191,7 @@ class Will:
 
 
 async def tell_devices(outlet: Outlet, place: int, subject: str, payload: bytes, headers: Mapping[str, str]) -> None:
-    """Tells devices on MQTT of a will that we have heard on NATS. The first node counts, by the message's id."""
+    """Forwards a will from NATS to devices on MQTT. The message's id makes the first node's count."""
     told = {MSG_ID: f"will.{place}", MQTT_QOS: "1"}
     posts = [await outlet.post(f"{MQTT_MESSAGES}.{subject}", payload, told)]
     if topic := headers.get(RETAINED):
@@ -206,6 +206,6 @@ def _monotonic() -> timedelta:
 
 
 def _microseconds(text: str) -> str:
-    """The server writes nanoseconds, as many digits as it needs."""
+    """The server writes nanoseconds with as many digits as needed; Python parses microseconds."""
     seconds, _, rest = text.removesuffix("Z").partition(".")
     return f"{seconds}.{rest[:6]:0<6}+00:00"

@@ -25,7 +25,7 @@ WILDCARDS = ("*", ">")
 
 
 class Route(Struct, frozen=True):
-    """Filters that are read from the stream of one fleet."""
+    """Filters that are read from one fleet's stream."""
 
     fleet: str
     filters: list[str]
@@ -33,12 +33,11 @@ class Route(Struct, frozen=True):
 
     @property
     def stream(self) -> str:
-        """Its name."""
         return bus_stream(self.fleet)
 
 
 def fleet_of(subject: str) -> str | None:
-    """The fleet whose topic this is, if it is written as a fleet's."""
+    """The fleet of this topic's subject; None if it does not look like a fleet's."""
     levels = subject.split(".")
     if len(levels) < 4 or levels[0] in WILDCARDS or levels[2] not in GROUPS:
         return None
@@ -46,8 +45,8 @@ def fleet_of(subject: str) -> str | None:
 
 
 async def route(link: NatsLink, options: BusOptions, filters: Iterable[str]) -> tuple[list[Route], dict[str, str]]:
-    """Where each of these is read, our own stream first; and those that cannot be had, with why. Raises LinkDown or
-    JetStreamRefused."""
+    """The streams that have these filters, our own first; and the refused filters, each with the reason. Raises
+    LinkDown or JetStreamRefused."""
     by_fleet: dict[str, list[str]] = {options.fleet: []}
     for one in filters:
         by_fleet.setdefault(await _home(link, options, one), []).append(one)
@@ -63,12 +62,12 @@ async def route(link: NatsLink, options: BusOptions, filters: Iterable[str]) -> 
 
 
 async def _capture(link: NatsLink, options: BusOptions, filters: list[str], refused: dict[str, str]) -> StreamFound:
-    # What begins with a wildcard is heard of what is captured anyway.
+    # A filter that begins with a wildcard gets what is captured anyway, and widens nothing.
     named = [one for one in filters if one.partition(".")[0] not in WILDCARDS]
     try:
         return await ensure_subjects(link, options, named)
     except ConfigError:
-        for one in named:  # those that can be had, at least
+        for one in named:  # one by one, so that one refusal does not affect the others
             try:
                 await ensure_subjects(link, options, [one])
             except ConfigError as error:
@@ -77,7 +76,7 @@ async def _capture(link: NatsLink, options: BusOptions, filters: list[str], refu
 
 
 async def find_others(link: NatsLink, options: BusOptions, fleet: str) -> StreamFound:
-    """The stream of another fleet, however it was made."""
+    """The stream of another fleet, whatever its settings."""
     found = await find_stream(link, bus_stream(fleet))
     return found or await ensure_streams(link, structs.replace(options, fleet=fleet, topics=()))
 

@@ -2,7 +2,7 @@
 
 The server keeps which messages were acknowledged. A new process takes over the consumer and resets it to the first
 unacknowledged message: so messages in flight when a link or a process broke come again at once, before newer ones. A
-repetition of a message that waits here, or was handled a moment ago, is known by its place in the stream.
+repetition of a message that waits here, or was handled a moment ago, is recognised by its sequence in the stream.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from stigmergy.nats.errors import CONSUMER_NOT_FOUND, JetStreamRefused, NoRespon
 from stigmergy.nats.link import NatsLink
 
 WINDOW_COUNT_MAX = 2_048
-"""Messages of a session that were asked for or wait here, not yet acknowledged. The server gives no more."""
+"""Messages of a session that were requested or wait here, not yet acknowledged. The server sends no more."""
 WINDOW_BYTES_MAX = 32 * 1024 * 1024
-"""Above it nothing more is asked for until half of it is dealt with."""
+"""Above it nothing more is requested until half of it is handled."""
 PULL_COUNT_MAX = 512
 PULL_BYTES_MAX = 8 * 1024 * 1024
 GATHER_S = 0.003
-"""What is dealt with in this time is acknowledged in one go: a system call for each would cost more than the rest."""
+"""Messages handled within this time are acknowledged together: a system call for each would cost more than the rest."""
 PULL_S = 10.0
 ASK_S = 2.0
-"""While a consumer has no leader, it gives no answer: then all is begun again."""
+"""A consumer without a leader does not answer: then the session starts again."""
 HEARTBEAT_S = 2.0
-"""So often the server says that it still has our request. After three silent ones it is not believed any more."""
+"""The interval of the server's heartbeats for our request. After three missed ones the session starts again."""
 READ_COUNT_MAX = 32
-"""Messages that are taken at one go, if so many are there; then others have their turn."""
+"""The most messages handled in one go; then other tasks have their turn."""
 ACK_WAIT_S = 60.0
-"""What is not acknowledged for so long comes again. Rarely needed: see above."""
+"""An unacknowledged message comes again after this time. Rarely needed: see above."""
 PIN_S = 60.0
-"""A reader that asks for nothing for so long may be replaced by one that waits."""
+"""A reader that requests nothing for this long may be replaced by one that waits."""
 SETTLED_COUNT_MAX = 2 * WINDOW_COUNT_MAX
 SECOND_NS = 1_000_000_000
 GROUP = "owner"
 PIN = "Nats-Pin-Id"
-"""Lets the receiver of messages check that the session is still the same."""
+"""The id that the server gives to the one reader it has pinned the consumer to."""
 OWNER = "stig-owner"
 SINCE = "stig-since"
 EPOCH = "stig-epoch"
-"""In the consumer's metadata: whose process it is; from which message on each filter counts; the owner's epoch."""
+"""Keys of the consumer's metadata: the process that has it; each filter's first message; the owner's epoch."""
 _HEARTBEAT = "100"
 _WRONG_PIN = "423"
 _OVER = ("404", "408", "409")
 Glance = Callable[[int, str, bytes, Mapping[str, str]], None]
 Diversion = Callable[[int, str, bytes, Mapping[str, str], Callable[[], None]], bool]
-"""Takes a message, by its place, subject, payload and headers, and whom to tell when it is handled; or leaves it."""
+"""May handle a message, given its place, subject, payload, headers and what to call when it is handled; or decline."""
 _Place = tuple[int, int]
 _encode = msgspec.json.Encoder().encode
 _since = msgspec.json.Decoder(dict[str, int])
@@ -88,9 +88,9 @@ class Session:
         looks: Glance | None = None,
         takes: Diversion | None = None,
     ) -> None:
-        """`owner` tells this process from others; `bare` says which topic's subject one of the stream stands for, None
-        for what is not for anybody; `looks` sees every message, `takes` may have one instead of its handlers; `doubt`
-        hears that the session is to be begun again."""
+        """`owner` identifies this process; `bare` gives the topic's subject for a subject of the stream, None if the
+        message is for nobody; `looks` sees every message; `takes` may handle one instead of the handlers; `doubt`
+        is told to begin the session again."""
         self._link = link
         self.stream = stream
         self.name = name
@@ -103,11 +103,11 @@ class Session:
         self._looks = looks
         self._takes = takes
         self._is_ours = False
-        """This process has had the consumer before: another owner has taken it from us then."""
+        """This process had the consumer before: if another has it now, that one took it from us."""
         self._since: dict[str, int] = {}
         self._newest_since = 0
         self._era = 0
-        """Counts how often the consumer was new: places in the stream may begin anew then, so they are told apart."""
+        """Counts new consumers: sequences may start again with one, so places of two eras differ."""
         self._waiting: dict[_Place, _Received] = {}
         self._waiting_bytes = 0
         self._settled: dict[_Place, None] = {}
@@ -115,7 +115,7 @@ class Session:
         self._asked = 0
         self._arrived_count = 0
         self._pin = ""
-        """Given to the first of our requests that was answered: until then there is only one."""
+        """Comes with the first answer to our requests: until then there is only one request."""
         self._is_disputed = False
         self._inbox = ""
         self._begun_count = 0
@@ -127,8 +127,8 @@ class Session:
     # ------------------------------------------------------------------ life
 
     async def begin(self, filters: Iterable[str], last: int) -> None:
-        """Makes the session ours, with these filters beside those it has, and reads on. `last` is the stream's newest
-        message: a filter that is new takes what comes behind it. Raises ConfigError, LinkDown or JetStreamRefused."""
+        """Takes over the session, adds these filters, and reads on. `last` is the stream's newest message: a new filter
+        starts after it. Raises ConfigError, LinkDown or JetStreamRefused."""
         await self.pause()
         await self._own(filters, last)
         self._is_ours = True
@@ -141,12 +141,12 @@ class Session:
         self._writing = asyncio.get_running_loop().create_task(self._write(), name=f"session {self.name}")
 
     async def check(self) -> None:
-        """Raises ConfigError if somebody else has the session by now: while nothing comes, nothing tells us."""
+        """Raises ConfigError if another process has the session: an idle session would not notice."""
         if self._writing is not None and (info := await self._find()) is not None:
             self._check_owner(info["config"].get("metadata") or {})
 
     async def trim(self, filters: Iterable[str]) -> None:
-        """Has the server give what these filters stand for, and no more of what an older program listened to."""
+        """Removes all filters but these: older programs listened to more."""
         wanted = list(filters)
         if self._writing is not None and [one for one in self._since if one not in wanted]:
             self._note_since({one: since for one, since in self._since.items() if one in wanted})
@@ -155,7 +155,7 @@ class Session:
                 await self._save(info["config"])
 
     async def pause(self) -> None:
-        """Asks for nothing more."""
+        """Requests nothing more."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.cancel()
@@ -165,7 +165,7 @@ class Session:
             await end()
 
     async def close(self) -> None:
-        """Tells the server what was dealt with, and leaves the rest to the next process."""
+        """Acknowledges handled messages, and leaves the rest to the next process."""
         await self.pause()
         with contextlib.suppress(LinkDown):
             await self._send_acks()
@@ -193,17 +193,17 @@ class Session:
         with contextlib.suppress(msgspec.DecodeError):
             self._note_since(dict.fromkeys(filters, last) | _since.decode(metadata.get(SINCE, "{}")))
         await self._save(info["config"])
-        with contextlib.suppress(JetStreamRefused):  # nobody had it
+        with contextlib.suppress(JetStreamRefused):  # no reader was pinned
             await self._ask_server("UNPIN", {"group": GROUP})
         await self._ask_server("RESET", {})
 
     def _check_owner(self, metadata: Mapping[str, str]) -> None:
         found = metadata.get(EPOCH, "")
         if found.isdigit() and int(found) > self._epoch:
-            raise ConfigError(f"session {self.name}: an owner of epoch {found} has taken it over from {self._epoch}")
+            raise ConfigError(f"session {self.name}: an owner with epoch {found} has taken it over from {self._epoch}")
         if self._is_ours and metadata.get(OWNER) != self._owner:
-            self._is_ours = False  # when it is tried again, it is taken back
-            raise ConfigError(f"session {self.name}: another client has our id; give each node a name of its own")
+            self._is_ours = False  # the next try takes it back
+            raise ConfigError(f"session {self.name}: another client has our id; give each node its own name")
 
     async def _save(self, config: Mapping[str, Any]) -> None:
         wanted = {
@@ -234,7 +234,7 @@ class Session:
         self._since = since
         self._newest_since = max(since.values(), default=0)
 
-    # ------------------------------------------------------------------ what comes
+    # ------------------------------------------------------------------ incoming
 
     async def _arrive(self, message: Msg) -> None:
         self._heard_s = asyncio.get_running_loop().time()
@@ -243,7 +243,7 @@ class Session:
             return
         self._arrived_count += 1
         if self._arrived_count % READ_COUNT_MAX == 0:
-            # The client library passes on everything it has read, hundreds in a flood, without a pause.
+            # The client library passes on everything it has read, hundreds in a flood, without yielding.
             await asyncio.sleep(0)
         self._asked = max(0, self._asked - 1)
         if message.headers:
@@ -261,7 +261,7 @@ class Session:
         self._wake.set()
 
     def _counts(self, number: int, subject: str) -> bool:
-        """Whether a message came after we had begun to listen for it."""
+        """Whether a message came after its filter was added."""
         return number > self._newest_since or any(
             number > since and covers(one, subject) for one, since in self._since.items()
         )
@@ -300,16 +300,16 @@ class Session:
             self._asked = max(0, self._asked - int(left))
             self._wake.set()
         elif status == _WRONG_PIN:
-            # A new leader has forgotten us, or somebody has taken our place.
+            # A new leader does not know us, or another reader has our place.
             self._pin, self._asked, self._is_disputed = "", 0, True
             self._wake.set()
         else:
-            self._doubt(LinkDown(f"session {self.name}: {status} {why}; it is begun again"))
+            self._doubt(LinkDown(f"session {self.name}: {status} {why}; starting again"))
 
-    # ------------------------------------------------------------------ what goes
+    # ------------------------------------------------------------------ outgoing
 
     async def _write(self) -> None:
-        """Tells the server what was dealt with, and asks for more; both for many messages at once."""
+        """Acknowledges handled messages and requests more, both in batches."""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -323,16 +323,16 @@ class Session:
                 await self._ask()
                 silent_s = asyncio.get_running_loop().time() - self._heard_s
                 if self._asked and silent_s > 3 * HEARTBEAT_S:
-                    raise NoResponders(f"session {self.name}: nothing heard for {silent_s:.0f} s; it is begun again")
+                    raise NoResponders(f"session {self.name}: no sign of life for {silent_s:.0f} s; starting again")
         except StigmergyError as error:
             self._doubt(error)
         except JetStreamRefused as refused:
-            self._doubt(LinkDown(f"session {self.name}: {refused}; it is begun again"))
+            self._doubt(LinkDown(f"session {self.name}: {refused}; starting again"))
 
     async def _send_acks(self) -> None:
         acks, self._acks = self._acks, []
         for reply in acks:
-            # One that is lost with the link is sent again when the message comes again.
+            # An acknowledgement that is lost with the link is sent again when the message comes again.
             await self._link.tell(reply, b"+ACK")
 
     async def _ask(self) -> None:
@@ -360,7 +360,7 @@ class Session:
 
 
 def place_of(reply: str) -> int:
-    """Where a message lies in its stream, by the subject on which it is acknowledged."""
+    """The sequence of a message in its stream, from its acknowledgement subject."""
     parts = reply.split(".")
-    # $JS.ACK.<stream>.<consumer>.<delivered>.<place>…; with a domain and an account before the stream's name.
+    # $JS.ACK.<stream>.<consumer>.<delivered>.<sequence>…; with a domain and an account before the stream's name.
     return int(parts[5] if len(parts) < 11 else parts[7])

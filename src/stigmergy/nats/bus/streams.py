@@ -24,26 +24,25 @@ MQTT_RETAINED_STREAM = "$MQTT_rmsgs"
 SECOND_NS = 1_000_000_000
 MIB = 1024 * 1024
 SUBJECTS_COUNT_MAX = 1_000
-"""Of a fleet's stream: patterns outside of the fleet's own topics that its nodes listen to."""
+"""Patterns of a fleet's stream beside the fleet's own topics."""
 KEPT_MB = 64
-"""Of all retained messages together; beyond it the oldest are dropped."""
+"""For all retained messages together; beyond it the oldest are dropped."""
 LOCK_S = 5
-"""The time limit for widening a stream, while the others wait."""
+"""The time limit for widening a stream, while others wait."""
 LOCK_PAUSE_S = 0.05
 SUBJECT_OVERLAP = 10065
 
 
 async def side_by_side(*works: Awaitable[object]) -> None:
-    """Does all of them at once, each way to the servers and back is time without a bus; raises what one of them raises,
-    when all are done."""
+    """Awaits all of them concurrently, because each round trip is time without a bus; raises the first error when all
+    are done."""
     for done in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(done, BaseException):
             raise done
 
 
 async def ensure_streams(link: NatsLink, options: BusOptions, also: Sequence[str] = ()) -> StreamFound:
-    """Both streams, as these options want them, with subjects that are wanted beside them. Raises ConfigError if they
-    are otherwise."""
+    """Makes both streams with these options, and `also` as subjects. Raises ConfigError if existing ones differ."""
     subjects = options.subjects
     common = {"storage": "file", "num_replicas": options.replicas, "discard": "old"}
     common |= {"allow_msg_schedules": True, "allow_msg_ttl": True}
@@ -55,11 +54,11 @@ async def ensure_streams(link: NatsLink, options: BusOptions, also: Sequence[str
             "subjects": [f"{subjects.kept}.>"],
             "max_msgs_per_subject": 1,
             "max_bytes": KEPT_MB * MIB,
-            # Later subscribers on MQTT find them, too.
+            # Later subscribers on MQTT find retained messages too.
             "republish": {"src": f"{subjects.kept}.said.>", "dest": f"{MQTT_RETAINED}.>"},
         },
     )
-    # Its subjects are not compared: they grow with what the fleet's nodes listen to.
+    # Subjects are not compared: they grow with the subscriptions of the fleet's nodes.
     said = ensure_stream(
         link,
         bus_stream(options.fleet),
@@ -77,13 +76,13 @@ async def ensure_streams(link: NatsLink, options: BusOptions, also: Sequence[str
 
 
 async def ensure_subjects(link: NatsLink, options: BusOptions, wanted: Sequence[str]) -> StreamFound:
-    """Has the fleet's stream capture these subjects, too. Raises ConfigError if another stream has them."""
+    """Adds these subjects to the fleet's stream. Raises ConfigError if another stream has them."""
     name = bus_stream(options.fleet)
     while True:
         found = await _find(link, name)
         if not _missing(found, wanted):
             return found
-        # Nothing of JetStream keeps two who widen it at once from undoing each other's work.
+        # Lock: JetStream would let two clients that widen at once undo each other's update.
         async with locked(link, options, "widening") as is_ours:
             if is_ours:
                 await _widen(link, name, wanted)
@@ -92,7 +91,7 @@ async def ensure_subjects(link: NatsLink, options: BusOptions, wanted: Sequence[
 
 
 async def has_mqtt(link: NatsLink) -> bool:
-    """Whether devices have come by MQTT: only then there is a stream for them."""
+    """Whether devices use MQTT on these servers: only then there is a stream for them."""
     try:
         return await find_stream(link, MQTT_STREAM) is not None
     except JetStreamRefused:
@@ -102,7 +101,7 @@ async def has_mqtt(link: NatsLink) -> bool:
 async def _find(link: NatsLink, name: str) -> StreamFound:
     found = await find_stream(link, name)
     if found is None:
-        raise LinkDown(f"stream {name} at {link.address.shown} is gone: somebody has deleted it; it is made again")
+        raise LinkDown(f"stream {name} at {link.address.shown} was deleted; making it again")
     return found
 
 
@@ -113,10 +112,10 @@ def _missing(found: StreamFound, wanted: Sequence[str]) -> list[str]:
 async def _widen(link: NatsLink, name: str, wanted: Sequence[str]) -> None:
     found = await _find(link, name)
     missing = _missing(found, wanted)
-    # A stream that was made without subjects has its own name for one.
+    # A stream made without subjects has its own name as its subject.
     subjects = prune([*(one for one in found.config["subjects"] if one != name), *missing])
     if len(subjects) > SUBJECTS_COUNT_MAX:
-        raise ConfigError(f"stream {name}: more than {SUBJECTS_COUNT_MAX} patterns of topics; listen to wider ones")
+        raise ConfigError(f"stream {name}: more than {SUBJECTS_COUNT_MAX} topic patterns; subscribe to wider ones")
     if missing:
         try:
             await link.api(f"STREAM.UPDATE.{name}", {**found.config, "subjects": subjects})
@@ -124,15 +123,15 @@ async def _widen(link: NatsLink, name: str, wanted: Sequence[str]) -> None:
             if refused.code == SUBJECT_OVERLAP:
                 raise ConfigError(
                     f"the topics of {', '.join(missing)} belong to another stream at {link.address.shown}; let each "
-                    "fleet listen to topics of its own"
+                    "fleet subscribe to its own topics"
                 ) from None
             raise
 
 
 @contextlib.asynccontextmanager
 async def locked(link: NatsLink, options: BusOptions, what: str) -> AsyncIterator[bool]:
-    """Whether nobody else of the fleet does this at the moment: a message that nobody else can write, and that expires
-    if we do not take it away."""
+    """Yields whether we hold the fleet's lock for this: a message that only one client can write, and that expires if
+    we do not remove it."""
     subject = f"{options.subjects.kept}.lock.{what}"
     try:
         await link.publish(subject, b"", {"Nats-Expected-Last-Subject-Sequence": "0", "Nats-TTL": f"{LOCK_S}s"})
@@ -147,17 +146,17 @@ async def locked(link: NatsLink, options: BusOptions, what: str) -> AsyncIterato
         await link.api(f"STREAM.PURGE.{retained_stream(options.fleet)}", {"filter": subject})
 
 
-# Keeps the sorted stream fed: when a leader is lost, its server may pause for half a minute. Removing and restoring the
-# source makes the server check its position and go on from there.
+# Keeps the partitioned stream fed: when a leader is lost, its server may pause for half a minute. Removing and
+# restoring the source makes the server check its position and go on from there.
 
 LOOK_S = 1.5
 SILENT_S_MAX = 2.5
-"""A source that is well says so every second. One that a new leader has not begun to read says -1."""
+"""An active source reports every second. One that a new leader has not begun to read reports -1."""
 ASK_S = 2.0
 
 
 class SourcedStream:
-    """Watches one stream that has a source. Every shard's owner does; only one of them acts at a time."""
+    """Watches a stream that has a source. Every shard's owner does; only one of them acts at a time."""
 
     def __init__(
         self,
@@ -167,7 +166,7 @@ class SourcedStream:
         sources: list[dict[str, Any]],
         is_wanted: Callable[[], bool],
     ) -> None:
-        """`sources` are given to a stream that has none; `is_wanted`: whether there is one to watch, at the moment."""
+        """`sources` restores a stream without one; `is_wanted` says whether there is a stream to watch now."""
         self._link = link
         self._options = options
         self._stream = stream
@@ -177,7 +176,7 @@ class SourcedStream:
         self.revived_count = 0
 
     async def watch(self) -> None:
-        """For as long as it is not cancelled."""
+        """Runs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             if self._is_wanted():
@@ -188,7 +187,7 @@ class SourcedStream:
     async def _look(self) -> None:
         is_silent = _is_silent(await self._info())
         was_silent, self._was_silent = self._was_silent, is_silent
-        # Seen twice: a leader that is new needs a moment.
+        # Act when it was silent twice: a new leader needs a moment.
         if not (is_silent and was_silent):
             return
         async with locked(self._link, self._options, "feeding") as is_ours:
@@ -196,7 +195,7 @@ class SourcedStream:
                 return
             info = await self._info()
             if _is_silent(info):
-                # Without any, somebody was ended between taking them away and giving them back.
+                # Without a source, a watcher was stopped between removing and restoring it.
                 config = {**info["config"], "sources": info["config"].get("sources") or self._sources}
                 await self._link.api(f"STREAM.UPDATE.{self._stream}", {**config, "sources": []}, ASK_S)
                 await self._link.api(f"STREAM.UPDATE.{self._stream}", config, ASK_S)

@@ -20,7 +20,7 @@ from stigmergy.bus.port import BusMessage
 from stigmergy.nats.naming import bus_session, bus_subject, kept_subject
 
 MQTT_MESSAGES = "$MQTT.msgs"
-"""Where NATS keeps what it is to give to MQTT sessions at quality of service 1 or 2."""
+"""Where NATS stores messages for MQTT sessions at quality of service 1 or 2."""
 MQTT_RETAINED = "$MQTT.rmsgs"
 
 
@@ -31,44 +31,43 @@ class Subjects(Struct, frozen=True):
 
     @property
     def root(self) -> str:
-        """What all topics of the fleet begin with: its name as `bus/topics.py` escapes it."""
+        """The first level of the fleet's topics: its name as `bus/topics.py` escapes it."""
         return self.fleet.replace(".", "%2E")
 
     @property
     def inner(self) -> str:
-        """Beginning of what the bus says to itself, in the stream of the messages."""
+        """Prefix of the bus's internal subjects, in the stream of the messages."""
         return bus_subject(self.fleet)
 
     @property
     def kept(self) -> str:
-        """Beginning of the subjects of retained messages."""
+        """Prefix of the subjects of retained messages."""
         return kept_subject(self.fleet)
 
     def kept_of(self, subject: str) -> str:
-        """Where the retained message of a subject lies."""
+        """The subject of the retained message of a subject."""
         return f"{self.kept}.said.{subject}"
 
     def will_of(self, client_id: str) -> str:
-        """Where a client's will waits."""
+        """The subject of a client's scheduled will."""
         return f"{self.inner}.will.{bus_session(client_id)}"
 
     def kept_will_of(self, client_id: str) -> str:
-        """Where it waits to be retained."""
+        """The same for the will's retained copy."""
         return f"{self.kept}.will.{bus_session(client_id)}"
 
 
 def subject_of(topic: str) -> str:
-    """The subject of a topic. Raises Malformed for one that NATS cannot carry."""
+    """The subject of a topic. Raises Malformed if NATS cannot carry it."""
     return ".".join(_token_of(level, topic) for level in topic.split("/"))
 
 
 def topic_of(subject: str) -> str:
-    """The topic of a subject."""
     return "/".join("" if found == "/" else found.replace("//", ".") for found in subject.split("."))
 
 
 def filters_of(pattern: str) -> tuple[str, ...]:
-    """The subjects that a pattern stands for: `a/#` is `a` and `a.>`."""
+    """The subjects that a pattern matches: `a/#` is `a` and `a.>`."""
     levels = pattern.split("/")
     tokens = [{"+": "*", "#": ">"}.get(level) or _token_of(level, pattern) for level in levels]
     if levels[-1] == "#" and len(levels) > 1:
@@ -77,7 +76,7 @@ def filters_of(pattern: str) -> tuple[str, ...]:
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether every subject that `narrow` stands for is one of `wide`."""
+    """Whether `wide` matches every subject that `narrow` matches."""
     wanted, found = wide.split("."), narrow.split(".")
     for number, one in enumerate(wanted):
         if one == ">":
@@ -88,12 +87,12 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 def is_covered(narrow: str, by: Iterable[str]) -> bool:
-    """Whether one of these covers it."""
+    """Whether one of `by` covers it."""
     return any(covers(wide, narrow) for wide in by)
 
 
 def prune(subjects: Iterable[str]) -> list[str]:
-    """Without those that others cover: JetStream refuses them."""
+    """Drops subjects that others cover: JetStream refuses overlapping ones."""
     each = list(dict.fromkeys(subjects))
     return [one for one in each if not any(other != one and covers(other, one) for other in each)]
 
@@ -102,7 +101,7 @@ def _token_of(level: str, text: str) -> str:
     if not level:
         return "/"
     if level in ("*", ">") or any(sign.isspace() for sign in level):
-        raise Malformed(f"{text[:200]!r}: NATS has no topics with spaces, nor * or > as a level; escape them")
+        raise Malformed(f"{text[:200]!r}: NATS allows no spaces in topics, and no * or > as a level; escape them")
     return level.replace(".", "//")
 
 
@@ -110,20 +109,20 @@ def _token_of(level: str, text: str) -> str:
 
 CONTENT_TYPE = "Content-Type"
 PROPERTIES = "Stig-Properties"
-"""Names and values as JSON: a header of NATS has no second value, and no letters beyond ASCII."""
+"""Names and values as JSON: a NATS header has a single value, in ASCII."""
 MQTT_QOS = "Nmqtt-Pub"
-"""NATS's own: with it a message is given to MQTT sessions from their stream, and not past it."""
+"""A header of NATS itself: it makes MQTT sessions get a message from their stream."""
 MQTT_TOPIC = "Nmqtt-RTopic"
 MQTT_FLAGS = "Nmqtt-RFlags"
 _RETAINED_AT_QOS_1 = "3"
 _HEADERS_BYTES = 12
 _HEADER_BYTES = 4
-"""What headers take beside their names and values: all together, and each."""
+"""The overhead of headers: of the whole block, and of each."""
 _pairs = msgspec.json.Decoder(tuple[tuple[str, str], ...])
 
 
 def headers_of(message: BusMessage) -> dict[str, str]:
-    """What goes into the headers; nothing for a message that is all payload."""
+    """The headers of a message; none if it is all payload."""
     headers: dict[str, str] = {}
     if message.content_type:
         headers[CONTENT_TYPE] = message.content_type
@@ -133,13 +132,13 @@ def headers_of(message: BusMessage) -> dict[str, str]:
 
 
 def retained_headers(message: BusMessage) -> dict[str, str]:
-    """Those of the retained copy; with what NATS wants of a copy that MQTT sessions are to find."""
+    """The headers of the retained copy, with those that NATS needs to give it to MQTT sessions."""
     return headers_of(message) | {MQTT_TOPIC: message.topic, MQTT_FLAGS: _RETAINED_AT_QOS_1}
 
 
 def size_of(payload: bytes, headers: Mapping[str, str]) -> int:
-    """What a message has against the server's limit. The client library does not count headers, and the server ends
-    the link for a message over its limit."""
+    """The size that counts against the server's limit. The client library does not count headers, and the server closes
+    the connection on a larger message."""
     counted = sum(len(name) + len(value.encode()) + _HEADER_BYTES for name, value in headers.items())
     return len(payload) + (counted + _HEADERS_BYTES if headers else 0)
 
@@ -147,7 +146,7 @@ def size_of(payload: bytes, headers: Mapping[str, str]) -> int:
 def message_of(
     subject: str, payload: bytes, headers: Mapping[str, str] | None, *, retained: bool = False
 ) -> BusMessage:
-    """What came. Headers that cannot be read are left out: they are nothing that the payload cannot do without."""
+    """A received message. Headers that do not parse are left out: the payload can do without them."""
     if not headers:
         return BusMessage(topic_of(subject), payload, retained=retained)
     properties: tuple[tuple[str, str], ...] = ()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def open_uplink_bus(url: str, client_id: str, entropy: Entropy) -> UplinkBus:
-    """The bus of a nats-hub:// URL, by which a gateway's uplink leaves."""
+    """Opens a nats-hub:// URL, the bus of a gateway's uplink."""
     try:
         from stigmergy.nats.gateway.uplink_bus import open_bus
     except ModuleNotFoundError as error:
@@ -30,7 +30,7 @@ def open_uplink_bus(url: str, client_id: str, entropy: Entropy) -> UplinkBus:
 
 
 def open_sites_bus(url: str, client_id: str, entropy: Entropy) -> SitesBus:
-    """The bus of a nats-sites:// URL, by which uplinks of sites come in."""
+    """Opens a nats-sites:// URL, the bus where uplinks of sites arrive."""
     try:
         from stigmergy.nats.gateway.sites_bus import open_bus
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
 """Maintains the path from a site to its hub: checks the hub, has the site's stream made, and wakes it up.
 
-A gateway relies on `is_up`: the hub has just answered, over the leaf link, and the site is ours. Nothing here delays
-the site: requests have short limits, and it sleeps between them.
+A gateway relies on `is_up`: the hub has just answered over the leaf link, and the site is ours. Nothing here delays the
+site: requests have short limits, with pauses between them.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from stigmergy.nats.streams import ensure_stream, find_stream
 # connecting would never arrive.
 
 STALL_S = 1.0
-"""A source that is behind and has not moved for so long is woken up."""
+"""A source that is behind and has not moved for this long is woken up."""
 AGAIN_S_MIN = 2.0
 AGAIN_S_MAX = 30.0
-"""How long it is then left alone; twice as long each time that it did not help."""
+"""The longest wait after waking a source; the wait doubles each time that it did not help."""
 
 
 class SourceVerdict(enum.Enum):
     """What to do about a source."""
 
     LEAVE = "leave it alone"
-    WAKE = "take it away and give it back"
-    RENEW = "begin anew: the site's stream is another one than it was"
+    WAKE = "remove and restore it"
+    RENEW = "start again: the site's stream was replaced"
 
 
 class SourceWatch:
-    """One site's source. `look` as often as something is known; `lost` when nothing is."""
+    """Watches one site's source. Call `look` whenever its position is known, `lost` when it is not."""
 
     def __init__(self) -> None:
         self._arrived = -1
@@ -60,15 +60,15 @@ class SourceWatch:
         self._rests_until_s = 0.0
         self._rest_s = AGAIN_S_MIN
         self.is_suspect = False
-        """It is behind, and did not move since the look before: look again soon."""
+        """It is behind, and did not move since the last look: look again soon."""
         self.wakes = 0
         self.renewals = 0
 
     def look(self, now_s: float, sent: int, arrived: int) -> SourceVerdict:
-        """`sent` is the last number of the site's stream, `arrived` the last one that the hub has of it."""
+        """`sent` is the last sequence of the site's stream, `arrived` the last one that the hub has of it."""
         self.is_suspect = arrived == self._arrived and arrived < sent
         if arrived > sent:
-            # The site lost its stream and began a new one: the source would wait for numbers that are long past.
+            # The site lost its stream and made a new one: the source would wait for sequences that are long past.
             self._arrived = -1
             self.renewals += 1
             return SourceVerdict.RENEW
@@ -87,23 +87,23 @@ class SourceWatch:
         return SourceVerdict.WAKE
 
     def lost(self, now_s: float) -> None:
-        """The hub is out of reach: when it is back, the source has STALL_S from then on."""
+        """The hub is unreachable: when it is back, the source has STALL_S from then on."""
         self._moved_s = now_s
         self._rests_until_s = 0.0
         self._rest_s = AGAIN_S_MIN
 
 
-# Downward traffic: a bucket of the hub, keys and objects, mirrored to the leaf, where it can be read while cut off. The
-# leaf's server synchronises it. A mirror is made once the hub has the bucket.
+# Downward traffic: a bucket of the hub, keys and objects, mirrored to the leaf, so that the site can read it while cut
+# off. The leaf's server synchronises it. A mirror is made once the hub has the bucket.
 
 KINDS = ("KV", "OBJ")
-"""The streams of a bucket of keys and of one of objects begin so, as everywhere on NATS."""
+"""Prefixes of the streams of key and object buckets, as everywhere on NATS."""
 
 
 async def mirror_bucket(leaf: NatsLink, above: NatsLink, bucket: str) -> bool:
-    """Makes the mirrors that are not there. Whether all are; False while the hub lacks one of the two.
+    """Makes missing mirrors. Returns whether all exist; False while the hub lacks one of the two.
 
-    Raises ConfigError if the leaf has a bucket of its own by this name.
+    Raises ConfigError if the leaf has its own bucket of this name.
     """
     api = f"$JS.{above.address.domain}.API"
     complete = True
@@ -114,12 +114,12 @@ async def mirror_bucket(leaf: NatsLink, above: NatsLink, bucket: str) -> bool:
             origin = found.config.get("mirror") or {}
             if not origin:
                 raise ConfigError(
-                    f"bucket {bucket} at {leaf.address.shown} is one of its own, and cannot be the hub's too; write "
+                    f"bucket {bucket} at {leaf.address.shown} is the leaf's own, and cannot mirror the hub's; write "
                     "its keys at the hub, and delete it here"
                 )
             if (origin.get("external") or {}).get("api") == api:
                 continue
-            # The gateway has got another hub. What that one says counts from now on.
+            # The gateway has another hub now, and mirrors that one.
             await leaf.api(f"STREAM.DELETE.{stream}")
         if await find_stream(above, stream) is None:
             complete = False
@@ -130,38 +130,38 @@ async def mirror_bucket(leaf: NatsLink, above: NatsLink, bucket: str) -> bool:
 
 
 LOOK_UP_S = 1.0
-"""How often the hub is asked while all is well."""
+"""How often we ask the hub while all is well."""
 LOOK_SOON_S = 0.25
-"""And while its source seems to sleep, or the hub is away: then the leaf itself answers."""
+"""The same while its source seems to sleep, or the hub is away: then the leaf itself answers."""
 UNANSWERED_MAX = 2
-"""A hub that has not answered so many times is away. One that is busy may miss a question."""
+"""A hub counts as away after this many unanswered requests: a busy one may miss a single one."""
 EXPLAIN_EVERY_S = 2.0
-"""How often a hub that does not answer over the leaf is asked why, on a connection of its own."""
+"""How often we ask a hub that does not answer over the leaf for the reason, on a separate connection."""
 
 MIRROR_EVERY_S = 5.0
-"""How often it is looked whether the hub has the bucket that is mirrored, until it has."""
+"""How often we check whether the hub has the mirrored bucket, until it has."""
 
 
 class CrossingPlan(Struct, frozen=True, kw_only=True):
-    """From where to where."""
+    """The two ends: a site's leaf and its hub."""
 
     leaf: NatsAddress
     claim: SiteClaim
     hubs: tuple[str, ...]
-    """Leaf listeners of the hub, which are asked for its domain."""
+    """Leaf listeners of the hub; we ask them for its domain."""
     domain: str = ""
-    """The hub's domain, where it is known."""
+    """The hub's domain, if known."""
     replicas: int = 1
-    """How many servers of the hub hold what comes from the site."""
+    """How many servers of the hub hold the site's stream."""
     mirrored: str = ""
-    """A bucket of the hub's that is to be had at the site too."""
+    """A bucket of the hub that is mirrored to the site."""
 
 
 class Crossing:
-    """One site's way to its hub. `start`, `stop`."""
+    """The path from one site to its hub. `start`, `stop`."""
 
     def __init__(self, plan: CrossingPlan, link: NatsLink, heard: Callable[[bool], None]) -> None:
-        """`link` is to the leaf, and its owner's; `heard` is told when the hub comes and goes."""
+        """`link` is the caller's link to the leaf; `heard` is called when the hub comes and goes."""
         self._plan = plan
         self._link = link
         self._heard = heard
@@ -179,11 +179,10 @@ class Crossing:
         self.last_error: StigmergyError | None = LinkDown("the hub was not asked yet")
 
     def start(self) -> None:
-        """Begins."""
         self._task = asyncio.get_running_loop().create_task(self._live(), name=f"crossing {self._plan.claim.site}")
 
     async def stop(self) -> None:
-        """Ends it. Nobody is told."""
+        """Stops, without calling `heard`."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -204,8 +203,8 @@ class Crossing:
             except StigmergyError as error:
                 self._say(await self._explain(error))
             except Exception as error:
-                # An answer that nobody has foreseen must not end it: nothing else would look again.
-                self._say(LinkDown(f"{type(error).__name__}: {error}; it is tried again"))
+                # An unexpected answer must not end this task: nothing else would look again.
+                self._say(LinkDown(f"{type(error).__name__}: {error}; trying again"))
             else:
                 self._unanswered = 0
                 self._say(None)
@@ -238,7 +237,7 @@ class Crossing:
             self._is_mirrored = await mirror_bucket(self._link, above, self._plan.mirrored)
 
     async def _reach(self) -> NatsLink:
-        """A link whose JetStream is the hub's, over the leaf."""
+        """A link to the hub's JetStream, over the leaf."""
         if self._above is None:
             if not self._domain:
                 self._domain = (await greet(self._plan.hubs)).domain
@@ -249,12 +248,12 @@ class Crossing:
         return self._above
 
     async def _explain(self, error: StigmergyError) -> StigmergyError:
-        """Why the hub does not answer, if it can tell so itself: a hub without JetStream is not just away."""
+        """Why the hub does not answer, if it can say so itself: a hub without JetStream is not just away."""
         if not isinstance(error, NoResponders) or not self._plan.hubs:
             return error
         now_s = asyncio.get_running_loop().time()
         if self.is_up:
-            # It was there a moment ago. Why it is not is asked at the next look, so that nobody waits for this.
+            # It was there a moment ago. Ask for the reason at the next look, so that nobody waits for it now.
             self._explanation = None
             return error
         if self._explanation is None or now_s - self._explained_s > EXPLAIN_EVERY_S:
@@ -265,8 +264,8 @@ class Crossing:
                 self._explanation = better
             else:
                 self._explanation = LinkDown(
-                    "the hub is there, and has not let the leaf in yet: if this stays so, check USER:PASSWORD@ before "
-                    "its address, and the leaf's log; it is tried again every second"
+                    "the hub runs, and has not accepted the leaf yet: if this persists, check USER:PASSWORD@ before "
+                    "its address, and the leaf's log; trying again every second"
                 )
         return self._explanation
 

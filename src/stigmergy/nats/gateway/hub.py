@@ -1,6 +1,6 @@
 """A site's stream at the hub: made, claimed by one gateway, and woken up when it stalls.
 
-It sources the stream that the gateway writes on its leaf. The first gateway to make it owns the site: one makes a
+It sources the stream that the gateway writes on its leaf. The first gateway to make it owns the site: one makes the
 stream and all others find it. That needs nobody at the hub, and no restart there: the gateway does it over its leaf
 link.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 KEPT_S = 3_600
 KEPT_COUNT = 512
-"""What was sent up and not collected for so long, or beyond so many, goes: the gateway's journal still has it. A count
-and no size, because a server sets aside what a size allows, for each site."""
+"""Uncollected messages beyond this age or count are dropped: the gateway's journal still has them. A count and not a
+size, because a server reserves a stream's maximum size, for each site."""
 NS = 1_000_000_000
 ASK_S = 2.0
 PREFIX = naming.uplink_stream("")
@@ -35,26 +35,26 @@ HOST = "stigmergy-host"
 
 
 class SiteClaim(Struct, frozen=True):
-    """Whose a site is."""
+    """Which gateway owns a site."""
 
     site: str
     gateway: str
-    """Made once for a gateway's folder. Another gateway has another one."""
+    """An id made once for a gateway's folder."""
     host: str = ""
     """For people."""
 
 
 class SiteStream(Struct, frozen=True):
-    """A site's stream at the hub, as it is."""
+    """A site's stream at the hub."""
 
     arrived: int
-    """The last number of the leaf's stream that is here."""
+    """The last sequence of the leaf's stream that is here."""
     is_sourced: bool
-    """False if somebody was ended between taking the source away and giving it back."""
+    """False if a gateway was stopped between removing and restoring the source."""
 
 
 def leaf_settings(site_subjects: str) -> dict[str, Any]:
-    """Of the stream on the leaf."""
+    """Settings of the stream on the leaf."""
     return {"subjects": [site_subjects], "storage": "file", "retention": "limits", "discard": "old", **_bounds()}
 
 
@@ -67,7 +67,7 @@ def _sources(site: str) -> list[dict[str, Any]]:
 
 
 async def find_site(link: NatsLink, claim: SiteClaim) -> SiteStream | None:
-    """The site's stream; None if nobody has made it. Raises ConfigError if it is another gateway's."""
+    """The site's stream; None if it does not exist. Raises ConfigError if another gateway owns it."""
     try:
         info = await link.api(f"STREAM.INFO.{naming.uplink_stream(claim.site)}", within_s=ASK_S)
     except JetStreamRefused as refused:
@@ -80,7 +80,7 @@ async def find_site(link: NatsLink, claim: SiteClaim) -> SiteStream | None:
 
 
 async def make_site(link: NatsLink, claim: SiteClaim, replicas: int) -> None:
-    """Makes it, and so claims the site. Raises ConfigError if another gateway was first."""
+    """Makes the stream, and so claims the site. Raises ConfigError if another gateway was first."""
     settings = {
         "storage": "file",
         "retention": "limits",
@@ -100,7 +100,7 @@ async def make_site(link: NatsLink, claim: SiteClaim, replicas: int) -> None:
 
 
 async def wake_site(link: NatsLink, site: str) -> None:
-    """Takes the source away and gives it back. What is there tells the server where it was."""
+    """Removes and restores the source. The stream's messages tell the server where to go on."""
     name = naming.uplink_stream(site)
     config = (await link.api(f"STREAM.INFO.{name}", within_s=ASK_S))["config"]
     await link.api(f"STREAM.UPDATE.{name}", {**config, "sources": []}, within_s=ASK_S)
@@ -108,7 +108,7 @@ async def wake_site(link: NatsLink, site: str) -> None:
 
 
 async def drop_site(link: NatsLink, site: str) -> None:
-    """Takes a site's stream away, with what is in it: nobody has the site then."""
+    """Deletes a site's stream with its messages: then nobody owns the site."""
     try:
         await link.api(f"STREAM.DELETE.{naming.uplink_stream(site)}", within_s=ASK_S)
     except JetStreamRefused as refused:
@@ -127,7 +127,7 @@ def _check_claim(claim: SiteClaim, metadata: dict[str, str]) -> None:
         )
 
 
-# What a hub says of itself on its leaf port before a connection: its domain, and whether it has JetStream.
+# A hub's first line on its leaf port, before a connection: its domain, and whether it has JetStream.
 
 GREETING_BYTES_MAX = 64 * 1024
 GREET_S = 3.0
@@ -142,18 +142,18 @@ class Greeting(Struct, frozen=True):
     domain: str = ""
     jetstream: bool = False
     client_ip: str = ""
-    """Only said to clients: then it is the wrong port."""
+    """Only sent to clients: then it is the wrong port."""
 
 
 def read_greeting(where: str, line: bytes) -> Greeting:
-    """Reads it, and raises ConfigError if no gateway can have this hub."""
+    """Parses the line; raises ConfigError if a gateway cannot use this hub."""
     if not line.startswith(_PREFIX):
-        raise ConfigError(f"{where}: this is no NATS server; give host:port of the hub's leaf listener")
+        raise ConfigError(f"{where}: not a NATS server; give host:port of the hub's leaf listener")
     try:
         greeting = msgspec.json.decode(line[len(_PREFIX) :], type=Greeting)
     except msgspec.DecodeError:
         raise ConfigError(
-            f"{where}: this is no NATS server that we know; give host:port of the hub's leaf listener"
+            f"{where}: not a NATS server that we know; give host:port of the hub's leaf listener"
         ) from None
     if greeting.client_ip:
         raise ConfigError(
@@ -163,7 +163,7 @@ def read_greeting(where: str, line: bytes) -> Greeting:
         raise no_jetstream(where)
     if not greeting.domain:
         raise ConfigError(
-            f"{where}: the hub's JetStream has no domain, so that a leaf cannot tell it from its own; write "
+            f"{where}: the hub's JetStream has no domain, so a leaf cannot distinguish it from its own; write "
             "domain: hub into its jetstream { … } block and restart it"
         )
     return greeting
@@ -183,7 +183,7 @@ def split_hub(hub: str) -> tuple[str, int]:
 
 
 async def greet(hubs: tuple[str, ...], within_s: float = GREET_S) -> Greeting:
-    """Asks them in turn; the first that answers. Raises ConfigError, or LinkDown if nobody answers."""
+    """Asks the hubs in turn; returns the first answer. Raises ConfigError, or LinkDown if nobody answers."""
     shown = ", ".join(hub.rpartition("@")[2] for hub in hubs)
     trouble: ConfigError | None = None
     for hub in hubs:
@@ -194,10 +194,10 @@ async def greet(hubs: tuple[str, ...], within_s: float = GREET_S) -> Greeting:
         except ConfigError as error:
             trouble = error
         except asyncio.LimitOverrunError:
-            trouble = ConfigError(f"{host}:{port}: this is no NATS server; give host:port of the hub's leaf listener")
+            trouble = ConfigError(f"{host}:{port}: not a NATS server; give host:port of the hub's leaf listener")
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
             continue
-    raise trouble or LinkDown(f"no hub answers at {shown}; it is tried again until one does")
+    raise trouble or LinkDown(f"no hub answers at {shown}; trying again until one does")
 
 
 async def _first_line(host: str, port: int) -> bytes:
@@ -213,12 +213,12 @@ async def _first_line(host: str, port: int) -> bytes:
 # Frees a site at its hub, for a gateway that replaces another one.
 
 LINK_S = 10.0
-"""A leaf needs a moment after its start before it is linked to its hub."""
+"""A leaf needs a moment after its start to link to its hub."""
 
 
 async def forget_site(leaf: str, hubs: tuple[str, ...], site: str) -> None:
-    """Over the leaf at this address. The contents of the site's stream at the hub are dropped; its sender sends them
-    again."""
+    """Frees the site over the leaf at this address. The site's stream at the hub is dropped; its sender sends the
+    messages again."""
     from stigmergy.nats.link import NatsLink
 
     domain = (await greet(hubs)).domain

@@ -7,7 +7,7 @@ Everything is in one folder, which one gateway uses at a time: the gateway's ide
     leaf/            the server's configuration, log and data
 
 Until the hub has granted it the site, the leaf does not answer for it: of two gateways with one name only one is right,
-and the other must not be taken for it.
+and the other must not be mistaken for it.
 """
 
 from __future__ import annotations
@@ -34,54 +34,54 @@ from stigmergy.nats.servers.server import LOOPBACK, NatsServer, find_program, fr
 LOOK_S = 0.2
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 5.0
-"""Before it is started again; twice as long each time that it did not live for LIVED_S."""
+"""The longest pause before a restart; the pause doubles while the server does not live for LIVED_S."""
 LIVED_S = 60.0
 HEALTH_EVERY_S = 2.0
 HUNG_S = 15.0
-"""A server that runs and says nothing for so long is ended and started again."""
+"""A running server that does not answer for this long is stopped and restarted."""
 PING_EVERY_S = 5.0
 ID_BYTES = 8
 PID_FILE = "server.pid"
 OLD_SERVER_S_MAX = 5.0
 OLD_SERVER_LOOK_S = 0.02
-"""The server of an earlier run is waited for so long, and then ended."""
+"""How often we check whether the server of an earlier run has ended; after OLD_SERVER_S_MAX we end it."""
 STORE_MB_MIN = 1_536
-"""The streams of a bus may take 1,280; see `nats/bus/streams.py`."""
+"""The streams of a bus may use 1,280; see `nats/bus/streams.py`."""
 ANYWHERE = ("0.0.0.0", "::", "[::]")
 
 
 class LeafPlan(Struct, frozen=True, kw_only=True):
-    """What a gateway's server is to be. Ports of 0 are free ones, where nothing else is said."""
+    """Settings of a gateway's server. A port of 0 means any free port."""
 
     folder: Path
     site: str
     roots: tuple[str, ...]
-    """First levels of topics, which stay at the site."""
+    """First levels of the topics that stay at the site."""
     hubs: tuple[str, ...] = ()
-    """host:port of the hub's leaf listeners, with user:password@ where it wants one; none for the uppermost level."""
+    """host:port of the hub's leaf listeners, with user:password@ if needed; none for the top level."""
     hub_tls: ServerTlsFiles | None = None
     host: str = LOOPBACK
     """Where clients and devices connect."""
     port: int = 0
     mqtt_port: int = 0
     leaf_port: int | None = None
-    """Where gateways of the level below connect; None if there is none."""
+    """Where gateways of the level below connect; None for none."""
     tls: ServerTlsFiles | None = None
     store_mb: int = 4_096
-    """What the server may keep on disk."""
+    """The limit of the server's disk space."""
 
 
 class GatewayIdentity(Struct, frozen=True):
-    """Who a gateway is, for as long as its folder is there."""
+    """A gateway's identity, kept in its folder."""
 
     gateway: str
     site: str
     is_known: bool = False
-    """The hub has given it the site."""
+    """Whether the hub has given it the site."""
 
 
 class Leaf:
-    """The server of one gateway. `start`, `stop`; in between it is looked after."""
+    """The server of one gateway. Between `start` and `stop` it is restarted when it fails."""
 
     def __init__(self, plan: LeafPlan) -> None:
         check_plan(plan)
@@ -93,13 +93,11 @@ class Leaf:
         self._task: asyncio.Task[None] | None = None
         self._reopening = False
         self.restarts = 0
-        """Times that it was started again."""
         self.trouble = ""
-        """Why it does not run, if it does not."""
+        """Why it does not run."""
 
     @property
     def identity(self) -> GatewayIdentity:
-        """Who this gateway is."""
         return self._identity
 
     @property
@@ -110,7 +108,7 @@ class Leaf:
 
     @property
     def address(self) -> str:
-        """host:port of clients, as they reach it from this machine."""
+        """host:port for clients on this machine."""
         host = LOOPBACK if self._plan.host in ANYWHERE else self._plan.host
         return f"{host}:{self.server.plan.port}"
 
@@ -120,14 +118,14 @@ class Leaf:
         return f"{self.address.rpartition(':')[0]}:{self.server.plan.mqtt_port}"
 
     async def start(self) -> None:
-        """Starts it and returns when it is ready. Raises ConfigError for what somebody must mend."""
+        """Starts the server; returns when it is ready. Raises ConfigError for what somebody must fix."""
         find_program()
         self._take_folder()
         try:
             self._identity = self._read_identity()
             await self._wait_old_server()
             self._server = NatsServer(self._server_plan(), self._folder / "leaf")
-            # On this thread: the system ends the server together with the thread that has started it.
+            # On this thread: the operating system ends the server together with the thread that started it.
             self._server.start()
             self._write_pid()
             await asyncio.to_thread(self._server.wait_ready)
@@ -137,7 +135,7 @@ class Leaf:
         self._task = asyncio.get_running_loop().create_task(self._look_after(), name=f"leaf {self._plan.site}")
 
     async def stop(self) -> None:
-        """Ends it, and lets go of the folder."""
+        """Stops the server, and unlocks the folder."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -155,7 +153,7 @@ class Leaf:
             self._write_identity()
             self._reopening = True
 
-    # ------------------------------------------------------------------ looking after it
+    # ------------------------------------------------------------------ supervision
 
     async def _look_after(self) -> None:
         pause_s, began_s, heard_s = PAUSE_S_MIN, time.monotonic(), time.monotonic()
@@ -171,10 +169,10 @@ class Leaf:
             elif self.server.is_running and now_s - heard_s < HUNG_S:
                 continue
             elif self.server.is_running:
-                self.trouble = f"the leaf server has said nothing for {HUNG_S:g} s, and is started again"
+                self.trouble = f"the leaf server has not answered for {HUNG_S:g} s and is restarted"
                 await asyncio.to_thread(self.server.kill)
             else:
-                self.trouble = f"the leaf server has ended, and is started again: {self.server.log.strip()[-300:]}"
+                self.trouble = f"the leaf server has ended and is restarted: {self.server.log.strip()[-300:]}"
             pause_s = PAUSE_S_MIN if now_s - began_s > LIVED_S else pause_s
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, max(PAUSE_S_MIN, 2 * pause_s))
@@ -210,7 +208,7 @@ class Leaf:
             raise ConfigError(f"{self._folder}: cannot be used ({error.strerror}); give another --data") from None
 
     async def _wait_old_server(self) -> None:
-        """The server of a gateway that was killed is ended by the system, a moment later: two must not share a disk."""
+        """The system ends the server of a killed gateway a moment later: two servers must not share a disk."""
         deadline_s = time.monotonic() + OLD_SERVER_S_MAX
         while pid := self._old_server():
             if time.monotonic() > deadline_s:
@@ -218,7 +216,7 @@ class Leaf:
             await asyncio.sleep(OLD_SERVER_LOOK_S)
 
     def _old_server(self) -> int:
-        """The process of a server that was started on this folder and is still there; 0 if there is none."""
+        """The process id of a server that still runs on this folder; 0 if there is none."""
         try:
             pid = int((self._folder / "leaf" / PID_FILE).read_text(encoding="ascii"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -268,7 +266,7 @@ class Leaf:
             if port:
                 check_port(plan.host, port, what)
         return ServerPlan(
-            # With the id: of two leaves of one name a hub throws out the first.
+            # With the id: a hub disconnects the first of two leaves with one name.
             name=f"{domain}-{self._identity.gateway}",
             store=str(self._folder / "leaf" / "data"),
             host=plan.host,
@@ -290,16 +288,16 @@ class Leaf:
 
 
 def check_plan(plan: LeafPlan) -> None:
-    """Refuses what cannot be."""
+    """Raises ConfigError for impossible settings."""
     check_site(plan.site)
     if plan.store_mb < STORE_MB_MIN:
-        raise ConfigError(f"--store-mb {plan.store_mb}: give {STORE_MB_MIN} at least; buses and streams need so much")
+        raise ConfigError(f"--store-mb {plan.store_mb}: give at least {STORE_MB_MIN}; buses and streams need that much")
     for hub in plan.hubs:
         split_hub(hub)
 
 
 def check_port(host: str, port: int, what: str) -> None:
-    """Raises ConfigError if somebody else listens there."""
+    """Raises ConfigError if another process listens there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.closing(socket.socket(family)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -307,5 +305,5 @@ def check_port(host: str, port: int, what: str) -> None:
             probe.bind((host.strip("[]"), port))
         except OSError as error:
             raise ConfigError(
-                f"port {port} of {host} cannot be had ({error.strerror}); stop its process, or give another {what}"
+                f"port {port} of {host} is not available ({error.strerror}); stop its process, or give another {what}"
             ) from None

@@ -3,7 +3,7 @@
     nats-sites://hub-1:4222,hub-2:4222
 
 New sites are found while this runs. Messages wait in the site's stream until the collecting node has them; the hub
-keeps the position, under the name of the node.
+keeps the position, under the node's name.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from stigmergy.nats.link import NatsLink
 SCHEME = "nats-sites"
 CLOSE_S = 5.0
 LOOK_S = 2.0
-"""How often it is looked for sites that are new."""
+"""How often we look for new sites."""
 LOOKS_PER_CHECK = 8
-"""And, every so many times, whether those that are known are still heard."""
+"""Every so many looks we also check the consumers of known sites."""
 ACK_WAIT_S = 10
 UNDER_WAY_MAX = 64
-"""Messages of a site that are given to the node and not yet taken."""
+"""Messages of a site that the node has and has not acknowledged."""
 HELD_BYTES_MAX = 32 * 1024 * 1024
 HELD_BYTES_EACH = 1024
-"""Of all sites together, what is with the node and not yet taken; then nothing more is read."""
+"""Counted for each message. The bound is for all sites together; beyond it nothing more is read."""
 FORGOTTEN_S = 7 * 24 * 3600
-"""A node that collects and was away for so long is forgotten: it takes what is there then."""
+"""The hub forgets a collecting node that was away for this long: it then starts with what is there."""
 SITES_COUNT_MAX = 4_096
 NS = 1_000_000_000
 CREATED = "$JS.EVENT.ADVISORY.STREAM.CREATED.>"
@@ -47,7 +47,7 @@ ACK = b"+ACK"
 
 
 class SitesBus:
-    """Between the sites and a node at the hub."""
+    """Receives from all sites, for a node at the hub."""
 
     def __init__(self, address: NatsAddress, client_id: str) -> None:
         self._address = address
@@ -60,38 +60,37 @@ class SitesBus:
         self._acks: dict[asyncio.Task[None], None] = {}
         self._woken = asyncio.Event()
         self._sites: dict[str, bool] = {}
-        """Streams that were looked at since the link is up, and whether this node has a consumer there."""
+        """Streams looked at since the link is up, and whether this node has a consumer there."""
         self._looks = 0
         self._held_bytes = 0
-        """What was given to handlers, and is not dealt with."""
+        """Bytes given to handlers and not settled yet."""
         self._room = asyncio.Event()
         self._trouble: StigmergyError | None = None
 
     @property
     def is_up(self) -> bool:
-        """Whether the hub is there, as far as is known."""
+        """Whether the hub answers, as far as we know."""
         return self._link is not None and self._link.is_up
 
     @property
     def last_error(self) -> StigmergyError | None:
-        """Why it is not, or why a site is not heard."""
+        """Why it does not, or why a site cannot be received."""
         return self._trouble if self._link is None or self._link.is_up else self._link.last_error
 
     @property
     def sites(self) -> list[str]:
-        """The streams that are taken from."""
+        """The streams that we receive from."""
         return [name for name, has_consumer in self._sites.items() if has_consumer]
 
     def counted(self) -> dict[str, int]:
-        """For the node's counters."""
         return {"sites_heard": len(self.sites)}
 
     def on_link(self, heard: LinkHeard) -> None:
-        """Has this called when the hub comes and goes."""
+        """Calls `heard` when the hub comes and goes."""
         self._listeners.append(heard)
 
     async def open(self, will: BusMessage | None = None) -> None:
-        """Begins to connect. There is no will: senders hear nothing, and wait."""
+        """Starts connecting. The will is ignored: senders that hear nothing wait."""
         self._reception.begin()
         self._link = NatsLink(self._address, name=f"{self._client_id} sites")
         self._link.on_link(self._heard)
@@ -101,14 +100,14 @@ class SitesBus:
         self._task = asyncio.get_running_loop().create_task(self._live(), name=f"sites {self._client_id}")
 
     async def publish(self, message: BusMessage) -> None:
-        """To a gateway, as a plain message: who does not hear it asks again."""
+        """To a gateway, as a plain message: a gateway that misses it asks again."""
         check_message(message)
         if self._link is None:
-            raise LinkDown("the hub is out of reach; nothing was sent")
+            raise LinkDown("the hub is unreachable; nothing was sent")
         await self._link.tell(subject_of(message.topic), message.payload)
 
     async def subscribe(self, pattern: str, handler: Handler) -> None:
-        """What the uplinks of sites bring."""
+        """Receives uplink messages of sites."""
         check_pattern(pattern)
         subject_of(pattern)
         self._reception.subscribe(pattern, handler)
@@ -116,7 +115,7 @@ class SitesBus:
         self._woken.set()
 
     async def close(self) -> None:
-        """Ends the connection; what was not taken stays at the hub."""
+        """Ends the connection; unacknowledged messages stay at the hub."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -138,12 +137,12 @@ class SitesBus:
                 await self._find_sites()
                 self._trouble = None
             except JetStreamRefused as refused:
-                self._trouble = LinkDown(f"the hub refuses: {refused}; it is tried again")
+                self._trouble = LinkDown(f"the hub refuses: {refused}; trying again")
             except StigmergyError as error:
                 self._trouble = error
             except Exception as error:
-                # An answer that nobody has foreseen must not end it: sites that are new would never be found.
-                self._trouble = LinkDown(f"{type(error).__name__}: {error}; it is tried again")
+                # An unexpected answer must not end this task: new sites would never be found.
+                self._trouble = LinkDown(f"{type(error).__name__}: {error}; trying again")
             self._woken.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), LOOK_S)
@@ -163,7 +162,7 @@ class SitesBus:
             del self._sites[gone]
 
     async def _check(self, link: NatsLink) -> None:
-        """That a stream was made again is told once, and that may get lost."""
+        """Checks the consumers: the advisory that a stream was made again is sent once, and may get lost."""
         for name in [name for name, has_consumer in self._sites.items() if has_consumer]:
             try:
                 await link.api(f"CONSUMER.INFO.{name}.{self._consumer}")
@@ -173,16 +172,16 @@ class SitesBus:
                 self._sites.pop(name, None)
 
     async def _listen_to(self, link: NatsLink, stream: str) -> bool | None:
-        """Makes a consumer of this node's own that begins behind what it has taken.
+        """Makes a consumer for this node that begins after what it has acknowledged.
 
-        False for a stream that is no site's, and None for one that has gone meanwhile.
+        Returns False for a stream that is not a site's, and None for one that is gone.
 
-        It is made anew at each start, so that what was under way in an earlier run comes at once.
+        The consumer is new at each start, so that messages in flight in an earlier run come at once.
         """
         try:
             info = await link.api(f"STREAM.INFO.{stream}")
             if not info["config"].get("metadata", {}).get("stigmergy-gateway"):
-                return False  # Our own way up, not one of a site below.
+                return False  # our own uplink, not one of a site below
             taken = await self._forget(link, stream)
             await link.api(f"CONSUMER.CREATE.{stream}.{self._consumer}", self._consumer_of(stream, taken))
         except JetStreamRefused as refused:
@@ -192,7 +191,7 @@ class SitesBus:
         return True
 
     async def _forget(self, link: NatsLink, stream: str) -> int:
-        """Takes an older run's consumer away; returns how far it had come."""
+        """Deletes an older run's consumer; returns its acknowledged position."""
         try:
             found = await link.api(f"CONSUMER.INFO.{stream}.{self._consumer}")
             await link.api(f"CONSUMER.DELETE.{stream}.{self._consumer}")
@@ -223,7 +222,7 @@ class SitesBus:
     async def _hear_of_stream(self, message: Msg) -> None:
         name = message.subject.rpartition(".")[2]
         if name.startswith(PREFIX):
-            # Also one that was taken away and made again: what listened to it went with it.
+            # Also a stream that was deleted and made again: its consumers went with it.
             self._sites.pop(name, None)
             self._woken.set()
 
@@ -236,7 +235,7 @@ class SitesBus:
             await self._acknowledge(message.reply)
             return
         while self._held_bytes > HELD_BYTES_MAX:
-            # Until then the client holds what comes, and beyond its own bound drops it: the hub sends that again.
+            # Meanwhile the client buffers; beyond its bound it drops messages, and the hub sends them again.
             self._room.clear()
             await self._room.wait()
         size_bytes = len(message.data) + HELD_BYTES_EACH
@@ -254,7 +253,7 @@ class SitesBus:
     async def _acknowledge(self, reply: str) -> None:
         link = self._link
         if link is not None and reply:
-            with contextlib.suppress(StigmergyError):  # then it comes again, and was here already
+            with contextlib.suppress(StigmergyError):  # then it comes again, and is dropped as a repetition
                 await link.tell(reply, ACK)
 
     def _heard(self, up: bool) -> None:
@@ -276,7 +275,7 @@ async def _names(link: NatsLink) -> list[str]:
 
 
 def open_bus(url: str, client_id: str, entropy: Entropy) -> SitesBus:
-    """The bus of a URL; `client_id` names the node, and what it has taken."""
+    """Opens a nats-sites:// URL; `client_id` names the node and its position."""
     del entropy
     scheme, separator, rest = url.partition("://")
     if scheme != SCHEME or not separator:

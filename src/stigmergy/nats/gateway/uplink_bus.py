@@ -2,8 +2,8 @@
 
     nats-hub://127.0.0.1:4222?at=hub:7422&gateway=ID&replicas=3
 
-The address is that of the local leaf. The link is up when the hub is: what would wait in the stream for the hub is in
-the journal anyway.
+The address is that of the local leaf. The link is up when the hub is: messages that would wait for the hub in the
+stream are in the journal anyway.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPTIONS = ("replicas", "at", "gateway", "host", "hub", "mirror")
 
 
 class UplinkBus:
-    """Between a gateway and its hub."""
+    """Sends from a gateway to its hub."""
 
     def __init__(self, plan: CrossingPlan, name: str) -> None:
         self._plan = plan
@@ -42,34 +42,33 @@ class UplinkBus:
 
     @property
     def is_up(self) -> bool:
-        """Whether the hub is there, as far as is known."""
+        """Whether the hub answers, as far as we know."""
         return self._crossing is not None and self._crossing.is_up and self._link is not None and self._link.is_up
 
     @property
     def last_error(self) -> StigmergyError | None:
-        """Why the hub is not there: ConfigError if somebody must mend something first."""
+        """Why the hub does not answer: ConfigError if somebody must fix something first."""
         if self._link is not None and not self._link.is_up and self._link.last_error is not None:
             return self._link.last_error
         return None if self._crossing is None else self._crossing.last_error
 
     @property
     def crossing(self) -> Crossing | None:
-        """What keeps the way; None before it was opened."""
+        """Maintains the path; None before `open`."""
         return self._crossing
 
     def counted(self) -> dict[str, int]:
-        """For the node's counters."""
         if self._crossing is None:
             return {}
         watch = self._crossing.watch
         return {"crossing_wakes": watch.wakes, "crossing_renewals": watch.renewals}
 
     def on_link(self, heard: LinkHeard) -> None:
-        """Has this called when the hub comes and goes."""
+        """Calls `heard` when the hub comes and goes."""
         self._listeners.append(heard)
 
     async def open(self, will: BusMessage | None = None) -> None:
-        """Begins to connect. There is no will: a gateway that is gone does not confirm anything."""
+        """Starts connecting. The will is ignored: a gateway that is gone confirms nothing."""
         self._reception.begin()
         self._link = NatsLink(self._plan.leaf, name=self._name)
         for pattern in self._reception.patterns:
@@ -79,17 +78,17 @@ class UplinkBus:
         self._crossing.start()
 
     async def publish(self, message: BusMessage) -> None:
-        """Into the stream on the leaf."""
+        """Stores the message in the stream on the leaf."""
         check_message(message)
         if self._link is None or not self.is_up:
-            raise LinkDown("the hub is out of reach; nothing was sent, try again when it is back")
+            raise LinkDown("the hub is unreachable; nothing was sent, try again when it is back")
         try:
             await self._link.publish(subject_of(message.topic), message.payload, within_s=PUBLISH_S)
         except JetStreamRefused as refused:
-            raise LinkDown(f"the leaf does not take it: {refused}; try again") from None
+            raise LinkDown(f"the leaf does not store it: {refused}; try again") from None
 
     async def subscribe(self, pattern: str, handler: Handler) -> None:
-        """What the hub says to this uplink."""
+        """Receives the hub's messages for this uplink."""
         check_pattern(pattern)
         subject = subject_of(pattern)
         is_new = pattern not in self._reception.patterns
@@ -98,7 +97,7 @@ class UplinkBus:
             await self._link.subscribe(subject, self._take)
 
     async def close(self) -> None:
-        """Ends the connection; what is in the stream still goes up."""
+        """Ends the connection; messages in the stream still go up."""
         crossing, self._crossing = self._crossing, None
         if crossing is not None:
             await crossing.stop()
@@ -117,11 +116,11 @@ class UplinkBus:
 
 
 def _nothing() -> None:
-    """A plain message: nobody waits to hear that it was taken."""
+    """A plain message needs no acknowledgement."""
 
 
 def open_bus(url: str, client_id: str, entropy: Entropy) -> UplinkBus:
-    """The bus of a URL; `client_id` is fleet:site:node."""
+    """Opens a nats-hub:// URL; `client_id` is fleet:site:node."""
     del entropy
     scheme, separator, rest = url.partition("://")
     if scheme != SCHEME or not separator:
