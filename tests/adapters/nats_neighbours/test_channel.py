@@ -18,8 +18,8 @@ from stigmergy.nats.channels import (
     ChannelRequest,
     NatsChannel,
     OwnerAnnounced,
-    read_said,
-    write_said,
+    decode_message,
+    encode_message,
 )
 
 FRAME_BYTES_MAX = 4 * 1024 * 1024
@@ -153,7 +153,7 @@ def test_what_is_said_reads_back_and_nonsense_is_refused() -> None:
         ChannelRefused("full"),
         OwnerAnnounced(9, "c"),
     ):
-        assert read_said(write_said(said)) == said
-    for nonsense in (b"", b"\x00", b"\xff" * 100, write_said([9, 1, 2])):
+        assert decode_message(encode_message(said)) == said
+    for nonsense in (b"", b"\x00", b"\xff" * 100, encode_message([9, 1, 2])):
         with pytest.raises(Malformed):
-            read_said(nonsense)
+            decode_message(nonsense)
