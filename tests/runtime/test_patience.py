@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stigmergy.app.cluster_client import RetryingClient
 from stigmergy.base.errors import JournalUnknown, LinkDown, NotOwned, NotRunning, StigmergyError
 from stigmergy.control.protocol import (
     AnyRequest,
@@ -20,7 +21,6 @@ from stigmergy.control.protocol import (
     single,
     write_reply,
 )
-from stigmergy.control.retry import RetryingClient
 from stigmergy.sim.node import World
 
 ANSWER = write_reply(single({"accepted": True}))

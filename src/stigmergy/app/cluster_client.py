@@ -1,19 +1,32 @@
 """A client of a fleet on several workers: `Workers` within an event loop, `ClusterClient` without one.
 
-A `ClusterClient` runs its link in its own thread, so that the link goes on while the program does something else.
+The owner of a shard is asked again while the shard moves, within a bound, and only where asking twice is harmless. A
+shard that was handed over or taken over answers elsewhere a moment later. Commands have an id, so a repetition gets the
+same answer; queries change nothing. An observation has no id: it is sent again only if nobody received it the first
+time, or the receiver says that it took nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode
-from collections.abc import AsyncIterator, Generator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from stigmergy.base.errors import ConfigError, LinkDown, Malformed, NotRunning
+from stigmergy.base.errors import (
+    ConfigError,
+    JournalConflict,
+    JournalUnknown,
+    LinkDown,
+    Malformed,
+    NotOwned,
+    NotRunning,
+    StigmergyError,
+)
 from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import FLEET, FleetShape, WorkerRecord, read_record
-from stigmergy.control.protocol import Answers, Reply, Request, checked, read_reply
-from stigmergy.control.retry import MOVED_S_MAX, RetryingClient
+from stigmergy.control import protocol
+from stigmergy.control.protocol import Answers, Reply, Request, checked, read_refusal, read_reply, write_request
 from stigmergy.control.router import ControlRouter
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.homes import Homes
@@ -29,6 +42,28 @@ BUCKET_S_MAX = 1.0
 """A bucket that has a leader answers sooner."""
 NAMED_MAX = 3
 """So many workers are named in a sentence."""
+MOVED_S_MAX = 15.0
+"""A shard that moves answers again within this, also where a server that led its log was killed."""
+LOOK_S_MAX = 1.0
+"""Who looks at a fleet is told that a shard does not answer, rather than made to wait."""
+NOBODY_S_MAX = 3.0
+"""If nobody answers for any shard, probably no worker runs, and the caller is told sooner."""
+PAUSE_S = 0.05
+PAUSE_S_MAX = 0.5
+"""Between two attempts; it doubles up to the larger."""
+MOVED = (NotOwned, NotRunning, JournalConflict, JournalUnknown, LinkDown)
+"""What a former owner says."""
+UNTAKEN = (NotOwned, NotRunning)
+"""Of these, what an owner says before it has taken an observation, and never after: it may be said again."""
+RETRYABLE = (
+    protocol.SendRequest,
+    protocol.ObserveRequest,
+    protocol.StateRequest,
+    protocol.ResumeRequest,
+    protocol.EnrollAgentsRequest,
+    protocol.EnrolRequest,
+)
+"""Requests for which somebody waits until the shard has arrived."""
 
 
 class Workers:
@@ -82,11 +117,7 @@ class Workers:
 
         bucket = cluster_bucket(self._fleet)
         members: list[WorkerRecord] = []
-        try:
-            found = await self._link.api(f"STREAM.INFO.KV_{bucket}", {"subjects_filter": f"$KV.{bucket}.worker.*"})
-        except JetStreamRefused:
-            return members
-        for subject in sorted(found["state"].get("subjects") or {}):
+        for subject in await self._leases():
             try:
                 said = await self._link.api(f"STREAM.MSG.GET.KV_{bucket}", {"last_by_subj": subject})
                 members.append(read_record(WorkerRecord, subject, b64decode(said["message"].get("data", ""))))
@@ -98,23 +129,25 @@ class Workers:
         for shard in range(self._shards):
             if await self._room.is_answered(shard):
                 return True
-        return await self._may_come_back()
+        # Workers may be about to join again: when the server is killed that leads their bucket, all of them have lost
+        # their leases until it has another leader.
+        try:
+            return bool(await self._leases(within_s=BUCKET_S_MAX))
+        except LinkDown:
+            return True
 
-    async def _may_come_back(self) -> bool:
-        """Whether workers may be about to join again: when the server is killed that leads their bucket, all of them
-        have lost their leases until it has another leader."""
+    async def _leases(self, **options: float) -> list[str]:
+        """The subjects of the leases of all workers; none where the fleet has no bucket. Raises LinkDown."""
         from stigmergy.nats.errors import JetStreamRefused
         from stigmergy.nats.naming import cluster_bucket
 
         bucket = cluster_bucket(self._fleet)
+        asked = {"subjects_filter": f"$KV.{bucket}.worker.*"}
         try:
-            asked = {"subjects_filter": f"$KV.{bucket}.worker.*"}
-            found = await self._link.api(f"STREAM.INFO.KV_{bucket}", asked, within_s=BUCKET_S_MAX)
+            found = await self._link.api(f"STREAM.INFO.KV_{bucket}", asked, **options)
         except JetStreamRefused:
-            return False
-        except LinkDown:
-            return True
-        return bool(found["state"].get("subjects"))
+            return []
+        return sorted(found["state"].get("subjects") or {})
 
 
 async def find_workers(url: str, fleet: str | Declaration, name: str) -> tuple[Workers | None, Bus]:
@@ -218,3 +251,87 @@ async def _close(answers: Answers) -> None:
     close = getattr(answers, "aclose", None)
     if close is not None:
         await close()
+
+
+class LineClient(Protocol):
+    """A transport to the owner of a shard."""
+
+    def ask(self, request: bytes) -> AsyncIterator[bytes]:
+        """The lines that answer a line, as they come. Raises NotRunning where nobody answers."""
+        ...
+
+
+class RetryingClient:
+    """A branch that is asked again while nobody, or only an owner of the past, answers there."""
+
+    def __init__(self, branch: LineClient, is_anybody_there: Callable[[], Awaitable[bool]]) -> None:
+        """`is_anybody_there` says whether somebody answers for any shard at all."""
+        self.branch = branch
+        self.is_anybody_there = is_anybody_there
+
+    def ask(self, request: Request[Any]) -> AsyncIterator[bytes]:
+        """The lines that answer a request, as they come. Raises NotRunning once the time is over."""
+        return _RetriedRequest(self, request)
+
+
+def _repeated_upon(request: Request[Any]) -> tuple[type[StigmergyError], ...]:
+    """The answers upon which a request is asked again: those after which asking twice is as good as asking once."""
+    match request:
+        case protocol.SendRequest():
+            return MOVED if request.command_id is not None else ()
+        case protocol.ObserveRequest():
+            return UNTAKEN
+        case protocol.RetryRequest() | protocol.DropRequest() | protocol.EnrolRequest() | protocol.RevokeRequest():
+            return ()
+        case _:
+            return MOVED
+
+
+class _RetriedRequest:
+    """One request: its first line may take several attempts, the others come as they come."""
+
+    def __init__(self, client: RetryingClient, request: Request[Any]) -> None:
+        self._client = client
+        self._request = write_request(request)
+        self._began_s = asyncio.get_running_loop().time()
+        self._within_s = MOVED_S_MAX if isinstance(request, RETRYABLE) else LOOK_S_MAX
+        self._moved = _repeated_upon(request)
+        self._lines: AsyncIterator[bytes] | None = None
+
+    def __aiter__(self) -> _RetriedRequest:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await (self._first() if self._lines is None else anext(self._lines))
+        except LinkDown as error:
+            raise NotRunning(f"the connection broke while the answer came ({error}); ask again") from None
+
+    async def aclose(self) -> None:
+        """Wants no more lines."""
+        close = getattr(self._lines, "aclose", None)
+        if close is not None:
+            await close()
+
+    async def _first(self) -> bytes:
+        pause_s = PAUSE_S
+        while True:
+            lines = self._client.branch.ask(self._request)
+            self._lines = lines
+            try:
+                line = await anext(lines)
+                error = read_refusal(line)
+                if not isinstance(error, self._moved):
+                    return line
+            except NotRunning as nobody:
+                error = nobody
+            except LinkDown as broke:
+                if LinkDown not in self._moved:
+                    raise NotRunning(f"{broke}; whether it was taken is unknown, and it is not said twice") from None
+                error = broke
+            await self.aclose()
+            passed_s = asyncio.get_running_loop().time() + pause_s - self._began_s
+            if passed_s > self._within_s or (passed_s > NOBODY_S_MAX and not await self._client.is_anybody_there()):
+                raise NotRunning(str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)

@@ -30,6 +30,7 @@ from stigmergy.nats.servers import (
     ServerPlan,
     ServerTlsFiles,
     draw_passwords,
+    look_once,
     on_cluster,
     parse_address,
     parse_hosts,
@@ -255,7 +256,6 @@ def _tell(folder: Path, plans: list[ServerPlan], urls: dict[str, str], output: O
 # `stigmergy status --nats URL`: the state of a cluster; once, or repeatedly.
 
 EVERY_S = 1.0
-LOOK_S_MAX = 15.0
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
@@ -280,26 +280,6 @@ def status_of_cluster(arguments: argparse.Namespace, output: Output) -> int:
         return _stream(address, arguments.name or "", output)
     except KeyboardInterrupt:
         return exits.OK  # the usual way to leave
-
-
-def look_once(address: NatsAddress, fleet: str) -> ClusterStatus:
-    """One look, with a connection of its own. Raises NotRunning if nobody answers."""
-
-    async def work() -> ClusterStatus:
-        try:
-            async with asyncio.timeout(LOOK_S_MAX):
-                return await on_cluster(address, lambda link: _look(link, fleet), name="stigmergy status")
-        except (LinkDown, TimeoutError) as error:
-            why = str(error) or f"no answer in {LOOK_S_MAX:g} s"
-            raise NotRunning(f"no server of the cluster answers: {why}") from None
-
-    return asyncio.run(work())
-
-
-async def _look(link: Any, fleet: str) -> ClusterStatus:
-    from stigmergy.nats.servers.status import look
-
-    return await look(link, fleet)
 
 
 def described(standing: ClusterStatus) -> dict[str, Any]:

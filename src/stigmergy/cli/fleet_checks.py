@@ -553,8 +553,7 @@ def check_bus(url: str | None) -> Iterator[Finding]:
 
 def check_clusters(urls: Sequence[str | None]) -> Iterator[Finding]:
     """How the servers behind these URLs stand, each asked about itself; those of NATS only, and each cluster once."""
-    from stigmergy.cli.cluster import look_once
-    from stigmergy.nats.servers import parse_address
+    from stigmergy.nats.servers import look_once, parse_address
     from stigmergy.nats.servers.status import check
 
     seen: list[tuple[str, ...]] = []

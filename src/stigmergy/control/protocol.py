@@ -7,7 +7,8 @@ key is refused, so that a misspelt one is not silently ignored.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Generic, Protocol, TypeVar, get_args
 
@@ -51,6 +52,10 @@ REQUEST_BYTES_MAX = 256 * 1024
 """A line from a client; a longer one is refused and its connection closed."""
 REPLY_BYTES_MAX = 16 * 1024 * 1024
 """A line from a node. An agent whose state is larger is refused: read it from a stopped journal."""
+REQUEST_S_MAX = 60.0
+"""The limit for a request, and for a client to read each line of its answer."""
+GIVE_WAY_LINES = 64
+"""After this many lines of an answer the node's other tasks get a turn."""
 
 
 class Request(Struct, Generic[R], tag_field="do", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -457,6 +462,33 @@ class RequestHandler(Protocol):
     def refuse(self, error: StigmergyError) -> bytes:
         """The line for a request that could not be taken."""
         ...
+
+
+async def answer_line(
+    handler: RequestHandler, line: bytes, write: Callable[[bytes], Awaitable[None]], within_s: float
+) -> bool:
+    """Answers one request of a transport, line by line; whether another may follow. The handler has so long until its
+    answer begins."""
+    try:
+        async with asyncio.timeout(within_s):
+            lines = await handler.answer(line)
+    except TimeoutError:
+        text = (
+            f"no answer within {within_s:g} s; the request was given up. Whether a command was accepted is unknown: "
+            "send it again with the same command id"
+        )
+        await write(handler.refuse(errors.Overloaded(text)))
+        return False
+    if isinstance(lines, AsyncIterator):
+        async for answer in lines:
+            await write(answer)
+        return True
+    for number, answer in enumerate(lines, start=1):
+        if answer:
+            await write(answer)
+        if not answer or number % GIVE_WAY_LINES == 0:
+            await asyncio.sleep(0)
+    return True
 
 
 class ControlEndpoint:

@@ -123,10 +123,10 @@ class RecoveryReply(Struct, frozen=True):
 class LinkReply(Struct, frozen=True):
     """The link of a node to its bus."""
 
-    state: str
-    why: str
-    owed: int
-    members: int
+    state: str = "none"
+    why: str = ""
+    owed: int = 0
+    members: int = 0
     uplink: UplinkStatus | UnsetType = UNSET
 
 

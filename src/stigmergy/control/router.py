@@ -17,7 +17,6 @@ from msgspec import UNSET, structs
 from stigmergy.audit.listing import LogEntry
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.control import protocol
-from stigmergy.control.description import described_link
 from stigmergy.control.protocol import (
     ITEM,
     Answer,
@@ -32,6 +31,7 @@ from stigmergy.control.protocol import (
     single,
 )
 from stigmergy.control.replies import (
+    LinkReply,
     LogProgress,
     MissingPart,
     NamesReply,
@@ -46,7 +46,6 @@ from stigmergy.control.replies import (
     StatusReply,
     VerifyReply,
 )
-from stigmergy.network.bus_link import LinkStatus
 from stigmergy.node.column_roster import DescribedRoster, Place, check_enrolled_names, joined_rosters
 from stigmergy.shard.homes import Homes
 
@@ -85,7 +84,7 @@ def added_status(
         recovered=_recovered([one.recovered for one in known]),
         counters=_counters(known),
         troubles=[*troubles, *(trouble for one in known for trouble in one.troubles)],
-        link=known[0].link if known else described_link(LinkStatus()),
+        link=known[0].link if known else LinkReply(),
         processes=[_owner(shard, statuses.get(shard)) for shard in range(shards)],
         copies=[copy for one in known for copy in one.copies or ()] or UNSET,
     )

@@ -117,7 +117,7 @@ class ControlService:
                 try:
                     await kept
                 except (NotOwned, NotRunning) as error:
-                    # The client retries on these (retry.py). This was taken, and the next owner may have it.
+                    # The client retries on these (RetryingClient). This was taken, and the next owner may have it.
                     raise JournalUnknown(
                         f"whether it is kept is not known, and it is not said twice: {error}"
                     ) from None

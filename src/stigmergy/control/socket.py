@@ -10,29 +10,33 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from stigmergy.base.errors import NotRunning, Overloaded, TooLarge
 from stigmergy.base.unix_socket import answers_at, bound, connected, reason
-from stigmergy.control.protocol import Reply, Request, RequestHandler, read_reply, write_request
+from stigmergy.control.protocol import (
+    REQUEST_BYTES_MAX,
+    REQUEST_S_MAX,
+    Reply,
+    Request,
+    RequestHandler,
+    answer_line,
+    read_reply,
+    write_request,
+)
 
 R = TypeVar("R")
-REQUEST_BYTES_MAX = 256 * 1024
-"""A longer line is refused, and its connection closed."""
 REPLY_BYTES_MAX = 17 * 1024 * 1024
 CONNECTIONS_MAX = 16
 """One more connection is told so and closed."""
-REQUEST_S_MAX = 60.0
-"""A request that takes longer is given up; a client that does not read its answer for so long is left."""
 IDLE_S_MAX = 300.0
 """A connection without a request for so long is closed."""
 ACCEPTING_ROUNDS = 10
 CLOSING_S_MAX = 5.0
 """Requests under way when the server is closed get so long to be answered."""
 OTHER_PLACE = "name another place with --socket"
-GIVE_WAY_LINES = 64
-"""After so many lines of a stream the node gets its turn."""
 
 
 class ControlServer:
@@ -102,7 +106,7 @@ class ControlServer:
                 return
             while not self._closing and (line := await self._read(reader, writer)) is not None:
                 self._connections[task] = True
-                if not await self._answer(line, writer):
+                if not await answer_line(self._handler, line, partial(self._write, writer), self._request_s_max):
                     break
                 self._connections[task] = False
         except (OSError, TimeoutError, asyncio.CancelledError):
@@ -126,29 +130,6 @@ class ControlServer:
             text = f"a request of more than {REQUEST_BYTES_MAX} bytes; send less, or large things by reference"
             await self._write(writer, self._handler.refuse(TooLarge(text)))
             return None
-
-    async def _answer(self, line: bytes, writer: asyncio.StreamWriter) -> bool:
-        """Answers one request; whether another may follow."""
-        try:
-            async with asyncio.timeout(self._request_s_max):
-                lines = await self._handler.answer(line)
-        except TimeoutError:
-            text = (
-                f"no answer within {self._request_s_max:g} s, and nobody waits any longer; whether a command was taken "
-                "is unknown: send it again with the same command id"
-            )
-            await self._write(writer, self._handler.refuse(Overloaded(text)))
-            return False
-        if isinstance(lines, AsyncIterator):
-            async for answer in lines:
-                await self._write(writer, answer)
-            return True
-        for number, answer in enumerate(lines, start=1):
-            if answer:
-                await self._write(writer, answer)
-            if not answer or number % GIVE_WAY_LINES == 0:
-                await asyncio.sleep(0)
-        return True
 
     async def _write(self, writer: asyncio.StreamWriter, line: bytes) -> None:
         writer.write(line)

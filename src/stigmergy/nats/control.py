@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from stigmergy.base.errors import LinkDown, NotRunning, Overloaded, TooLarge
-from stigmergy.control.protocol import RequestHandler
+from stigmergy.control.protocol import REQUEST_BYTES_MAX, REQUEST_S_MAX, RequestHandler, answer_line
 from stigmergy.nats.channels import Channels, NatsChannel
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import control_subject
 
-REQUEST_BYTES_MAX = 256 * 1024
-"""A longer request is refused."""
 REPLY_BYTES_MAX = 17 * 1024 * 1024
 ASKING_MAX = 64
 """The bound of requests answered at once; further ones are refused."""
-REQUEST_S_MAX = 60.0
-"""The limit for a request, and for a client to read each line of its answer."""
-GIVE_WAY_LINES = 64
-"""After this many lines of an answer the node's other tasks get a turn."""
 
 __all__ = ["NatsControlClient", "NatsControlServer", "NatsOwnerClient"]
 
@@ -68,34 +63,13 @@ class NatsControlServer:
                 text = f"a request of more than {REQUEST_BYTES_MAX} bytes; send less, or large things by reference"
                 await self._write(channel, self._handler.refuse(TooLarge(text)))
             else:
-                await self._answer(channel, line)
+                await answer_line(self._handler, line, partial(self._write, channel), self._request_s_max)
         except (LinkDown, TimeoutError):
             pass  # the client has left
         except Exception:
             self.failed_requests += 1  # a request that breaks its handler ends its own channel only
         finally:
             self._asking -= 1
-
-    async def _answer(self, channel: NatsChannel, line: bytes) -> None:
-        try:
-            async with asyncio.timeout(self._request_s_max):
-                lines = await self._handler.answer(line)
-        except TimeoutError:
-            text = (
-                f"no answer within {self._request_s_max:g} s; the request was given up. Whether a command was accepted "
-                "is unknown: send it again with the same command id"
-            )
-            await self._write(channel, self._handler.refuse(Overloaded(text)))
-            return
-        if isinstance(lines, AsyncIterator):
-            async for answer in lines:
-                await self._write(channel, answer)
-            return
-        for number, answer in enumerate(lines, start=1):
-            if answer:
-                await self._write(channel, answer)
-            if not answer or number % GIVE_WAY_LINES == 0:
-                await asyncio.sleep(0)
 
     async def _write(self, channel: NatsChannel, line: bytes) -> None:
         async with asyncio.timeout(self._request_s_max):

@@ -6,11 +6,12 @@ need it.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from stigmergy.base.errors import ConfigError
+from stigmergy.base.errors import ConfigError, LinkDown, NotRunning
 from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.nats.servers.configuration import (
     DEVICE,
@@ -31,9 +32,11 @@ from stigmergy.nats.servers.server import NatsServer, find_program, free_ports, 
 
 if TYPE_CHECKING:
     from stigmergy.nats.link import NatsLink
+    from stigmergy.nats.servers.status import ClusterStatus
 
 ResultT = TypeVar("ResultT")
 PASSWORD_BYTES = 24
+LOOK_S_MAX = 15.0
 
 __all__ = [
     "DEVICE",
@@ -51,6 +54,7 @@ __all__ = [
     "free_ports",
     "last_error_in",
     "look_at",
+    "look_once",
     "needs_restart",
     "on_cluster",
     "parse_address",
@@ -83,3 +87,22 @@ async def on_cluster(
         return await work(link)
     finally:
         await link.close()
+
+
+def look_once(address: NatsAddress, fleet: str) -> ClusterStatus:
+    """One look at a cluster, with a connection of its own. Raises NotRunning if nobody answers."""
+
+    async def look(link: NatsLink) -> ClusterStatus:
+        from stigmergy.nats.servers import status
+
+        return await status.look(link, fleet)
+
+    async def work() -> ClusterStatus:
+        try:
+            async with asyncio.timeout(LOOK_S_MAX):
+                return await on_cluster(address, look, name="stigmergy status")
+        except (LinkDown, TimeoutError) as error:
+            why = str(error) or f"no answer in {LOOK_S_MAX:g} s"
+            raise NotRunning(f"no server of the cluster answers: {why}") from None
+
+    return asyncio.run(work())
