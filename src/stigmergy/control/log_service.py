@@ -12,7 +12,7 @@ from stigmergy.audit.listing import LogEntry, readable_time
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.trust import Signer
 from stigmergy.control import protocol
-from stigmergy.control.replies import FlightPiece, HoldReply, HoldsReply, LogProgress
+from stigmergy.control.replies import FlightPiece, HoldReply, HoldsReply, LogProgress, filled
 from stigmergy.journal.port import Journal
 
 PIECE_BYTES = 512 * 1024
@@ -72,15 +72,12 @@ def answer_hold(
 
 def described_hold(hold: RetentionHold) -> HoldReply:
     """A hold as it is told to people and programs."""
-    return HoldReply(
-        hold.number,
-        hold.is_open,
-        hold.agent,
-        readable_time(hold.since_ns) if hold.since_ns else None,
-        hold.reason,
-        hold.by,
-        readable_time(hold.set_ns),
-        readable_time(hold.cleared_ns) if hold.cleared_ns else None,
-        hold.cleared_by,
-        hold.cleared_why,
+    return filled(
+        HoldReply,
+        hold,
+        hold=hold.number,
+        open=hold.is_open,
+        since=readable_time(hold.since_ns) if hold.since_ns else None,
+        set=readable_time(hold.set_ns),
+        cleared=readable_time(hold.cleared_ns) if hold.cleared_ns else None,
     )

@@ -19,30 +19,8 @@ from stigmergy.agents.codec import UNDECODABLE
 from stigmergy.audit.listing import LogEntry
 from stigmergy.base import errors
 from stigmergy.base.errors import Malformed, StigmergyError
-from stigmergy.control.replies import (
-    EnrolReply,
-    FlightPiece,
-    HoldReply,
-    HoldsReply,
-    LetterReply,
-    LetterTakenReply,
-    LiftReply,
-    LogProgress,
-    MissingPart,
-    NamesReply,
-    ObjectReply,
-    ObserveReply,
-    QuarantineReply,
-    ResourceReply,
-    ResumeReply,
-    RetireReply,
-    RevokeReply,
-    SendReply,
-    StateReply,
-    StatusReply,
-    StopReply,
-    StreamEnd,
-)
+from stigmergy.control import replies
+from stigmergy.control.replies import LogProgress, MissingPart, StreamEnd
 from stigmergy.node.column_roster import DescribedRoster
 
 R = TypeVar("R")
@@ -64,7 +42,7 @@ class Request(Struct, Generic[R], tag_field="do", forbid_unknown_fields=True, om
     v: int = 0
 
 
-class SendRequest(Request[SendReply], tag="send"):
+class SendRequest(Request[replies.SendReply], tag="send"):
     """Gives an agent a command, and waits for its durable answer. `texts` are read by the types of the fields."""
 
     agent: str
@@ -74,7 +52,7 @@ class SendRequest(Request[SendReply], tag="send"):
     command_id: str | None = None
 
 
-class ObserveRequest(Request[ObserveReply], tag="observe"):
+class ObserveRequest(Request[replies.ObserveReply], tag="observe"):
     """Tells an agent what was observed."""
 
     agent: str
@@ -83,18 +61,18 @@ class ObserveRequest(Request[ObserveReply], tag="observe"):
     texts: dict[str, str] = {}
 
 
-class StateRequest(Request[StateReply], tag="state"):
+class StateRequest(Request[replies.StateReply], tag="state"):
     """An agent's durable state; `at` is a position or a time."""
 
     agent: str
     at: str | None = None
 
 
-class StatusRequest(Request[StatusReply], tag="status"):
+class StatusRequest(Request[replies.StatusReply], tag="status"):
     """Where the node stands."""
 
 
-class NamesRequest(Request[NamesReply], tag="names"):
+class NamesRequest(Request[replies.NamesReply], tag="names"):
     """What the node knows: agent kinds with their commands and events, and agents whose address begins like this."""
 
     prefix: str = ""
@@ -145,7 +123,7 @@ class ExportRequest(Request[Any], tag="export"):
     until_ns: int | None = None
 
 
-class FlightRequest(Request[FlightPiece], tag="flight"):
+class FlightRequest(Request[replies.FlightPiece], tag="flight"):
     """A stream of the bytes of a flight log, sealed with the node's key: `data` in base64, with how far it is."""
 
     agent: str = ""
@@ -154,11 +132,11 @@ class FlightRequest(Request[FlightPiece], tag="flight"):
     reason: str = ""
 
 
-class HoldsRequest(Request[HoldsReply], tag="holds"):
+class HoldsRequest(Request[replies.HoldsReply], tag="holds"):
     """The holds on the journal, cleared ones included."""
 
 
-class HoldRequest(Request[HoldReply], tag="hold"):
+class HoldRequest(Request[replies.HoldReply], tag="hold"):
     """Holds the log of an agent, or all of it, from a time on: nothing of it is dropped until the hold is cleared."""
 
     reason: str
@@ -167,7 +145,7 @@ class HoldRequest(Request[HoldReply], tag="hold"):
     since_ns: int = 0
 
 
-class UnholdRequest(Request[HoldReply], tag="unhold"):
+class UnholdRequest(Request[replies.HoldReply], tag="unhold"):
     """Clears a hold; it stays in the record, with who and why."""
 
     hold: int
@@ -175,37 +153,37 @@ class UnholdRequest(Request[HoldReply], tag="unhold"):
     by: str
 
 
-class LettersRequest(Request[LetterReply], tag="letters"):
+class LettersRequest(Request[replies.LetterReply], tag="letters"):
     """A stream of the dead letters, oldest first."""
 
 
-class RetryRequest(Request[LetterTakenReply], tag="retry"):
+class RetryRequest(Request[replies.LetterTakenReply], tag="retry"):
     """Gives a dead letter to its agent once more."""
 
     letter: str
 
 
-class DropRequest(Request[LetterTakenReply], tag="drop"):
+class DropRequest(Request[replies.LetterTakenReply], tag="drop"):
     """Gives a dead letter up."""
 
     letter: str
 
 
-class ResumeRequest(Request[ResumeReply], tag="resume"):
+class ResumeRequest(Request[replies.ResumeReply], tag="resume"):
     """Lets a stopped agent go on; `by` is who says so, for the log."""
 
     agent: str
     by: str = "control"
 
 
-class EnrolRequest(Request[EnrolReply], tag="enrol"):
+class EnrolRequest(Request[replies.EnrolReply], tag="enrol"):
     """Lets another key sign from the next commit on; the key in hex digits."""
 
     public_key: str
     algorithm: int = 1
 
 
-class RevokeRequest(Request[RevokeReply], tag="revoke"):
+class RevokeRequest(Request[replies.RevokeReply], tag="revoke"):
     """A key's signatures count up to a position of shard 0, without one up to now."""
 
     public_key: str
@@ -213,36 +191,36 @@ class RevokeRequest(Request[RevokeReply], tag="revoke"):
     last_position: int | None = None
 
 
-class SharedRequest(Request[ObjectReply], tag="shared"):
+class SharedRequest(Request[replies.ObjectReply], tag="shared"):
     """A stream of the shared objects that this node holds, or the one that is named."""
 
     object: str | None = None
 
 
-class QuarantineRequest(Request[QuarantineReply], tag="quarantine"):
+class QuarantineRequest(Request[replies.QuarantineReply], tag="quarantine"):
     """A stream of quarantined replicas, and why."""
 
 
-class LiftRequest(Request[LiftReply], tag="lift"):
+class LiftRequest(Request[replies.LiftReply], tag="lift"):
     """Lets a key take part again that was shut out: its hex digits, or as many of them as tell it apart."""
 
     key: str
 
 
-class RetireRequest(Request[RetireReply], tag="retire"):
+class RetireRequest(Request[replies.RetireReply], tag="retire"):
     """Declares a replica of a shared object dead: nodes name it no more. Its hex digits, or as many as are needed."""
 
     object: str
     replica: str
 
 
-class ClaimsRequest(Request[ResourceReply], tag="claims"):
+class ClaimsRequest(Request[replies.ResourceReply], tag="claims"):
     """A stream of resources that somebody claims, or the one that is named: what the ledger says, and this node."""
 
     resource: str | None = None
 
 
-class StopRequest(Request[StopReply], tag="stop"):
+class StopRequest(Request[replies.StopReply], tag="stop"):
     """Drains and ends the node."""
 
 

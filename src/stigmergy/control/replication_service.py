@@ -25,6 +25,7 @@ from stigmergy.control.replies import (
     ReplicaReply,
     ResourceReply,
     RetireReply,
+    filled,
 )
 from stigmergy.crdt.anti_entropy.authorship import Quarantined
 from stigmergy.crdt.anti_entropy.held_object import HeldObject
@@ -151,14 +152,8 @@ def described_object(replicas: Replicator, held: HeldObject) -> ObjectReply:
 
 def described_quarantined(one: Quarantined) -> QuarantineReply:
     """Somebody who is shut out, and why."""
-    return QuarantineReply(
-        key=one.key.hex(),
-        node=one.node or None,
-        object=one.object,
-        replica=one.replica.hex() or None,
-        why=one.why,
-        since=readable_time(one.since_ns),
-    )
+    since = readable_time(one.since_ns)
+    return filled(QuarantineReply, one, node=one.node or None, replica=one.replica.hex() or None, since=since)
 
 
 def described_resource(claims: ClaimService, name: str, resource: Resource, beliefs: list[Belief]) -> ResourceReply:
@@ -178,15 +173,12 @@ def described_resource(claims: ClaimService, name: str, resource: Resource, beli
             for waiter in resource.queue
         ],
         believed=[
-            BeliefReply(
-                belief.agent,
-                belief.claim,
-                belief.holds,
-                belief.token or None,
-                round(belief.left_s, 3),
-                belief.renews,
-                belief.asking,
-                list(belief.pool) or UNSET,
+            filled(
+                BeliefReply,
+                belief,
+                token=belief.token or None,
+                left_s=round(belief.left_s, 3),
+                any_of=list(belief.pool) or UNSET,
             )
             for belief in beliefs
         ],

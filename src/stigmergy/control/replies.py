@@ -6,7 +6,7 @@ there. A new key has a default, because nodes of an earlier version do not send 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -14,6 +14,19 @@ from stigmergy.audit.verification import Problem
 from stigmergy.claims.service import ClaimsStatus
 from stigmergy.network.replicator import SharedStatus
 from stigmergy.uplink.sender import UplinkStatus
+
+T = TypeVar("T", bound=Struct)
+
+
+def filled(kind: type[T], source: object, **given: Any) -> T:
+    """A reply that describes `source`: its fields have the values of the same name there, bytes as hex digits, except
+    for those that are given."""
+    for name in kind.__struct_fields__:
+        if name not in given and hasattr(source, name):
+            value = getattr(source, name)
+            given[name] = value.hex() if isinstance(value, bytes) else value
+    return kind(**given)
+
 
 # ---------------------------------------------------------------------- agents
 

@@ -33,7 +33,6 @@ from stigmergy.base.trust import Signer, Verifier
 from stigmergy.control import protocol, replies
 from stigmergy.control.description import (
     described_copy,
-    described_head,
     described_kind,
     described_letter,
     described_link,
@@ -45,6 +44,7 @@ from stigmergy.control.live import Live
 from stigmergy.control.log_service import answer_hold, export_items, flight_items
 from stigmergy.control.protocol import Answer, end, item, refusal, single
 from stigmergy.control.replication_service import ReplicationService
+from stigmergy.control.replies import filled
 from stigmergy.journal.signers import Key, check_enrolment, check_revocation
 from stigmergy.node.column_roster import DescribedRoster, Roster, check_enrolled_names, described_roster
 from stigmergy.shard.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
@@ -206,14 +206,7 @@ class ControlService:
         self._host.housekeeper.safeguards.readers -= 1
 
     def _log(self, request: protocol.LogRequest) -> Iterator[LogEntry | None]:
-        wanted = EntryFilter(
-            agent=request.agent,
-            first=request.first,
-            last=request.last,
-            type=request.type,
-            shard=request.shard,
-            limit=request.limit,
-        )
+        wanted = filled(EntryFilter, request)
         return list_log(self._host.journal, wanted, self._reading)
 
     def _verify(self, request: protocol.VerifyRequest) -> Iterator[replies.LogProgress | replies.VerifyReply | None]:
@@ -299,8 +292,10 @@ class ControlService:
         standing = self._live.standing()
         company = standing.company
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return replies.StatusReply(
-            fleet=standing.fleet,
+        signers = self._host.shards.signers.state.signers
+        return filled(
+            replies.StatusReply,
+            standing,
             version=self._node.version,
             pid=os.getpid(),
             host=os.uname().nodename,
@@ -308,28 +303,14 @@ class ControlService:
             cpu_s=round(used.ru_utime + used.ru_stime, 3),
             memory_peak_bytes=_memory_peak_bytes(),
             journal=self._node.journal,
-            agents=standing.agents,
-            events=standing.events,
             commits=sum(head.position for head in standing.heads),
-            owed=standing.owed,
-            waiting=standing.waiting,
-            dead_letters=standing.dead_letters,
-            stopped=standing.stopped,
             at_rest=standing.at_rest or UNSET,
-            journal_bytes=standing.journal_bytes,
-            heads=[described_head(head) for head in standing.heads],
+            heads=[filled(replies.HeadReply, head) for head in standing.heads],
             signers=[
-                replies.SignerReply(
-                    signer.algorithm,
-                    signer.public_key.hex(),
-                    signer.revoked_after,
-                    signs_now=(signer.algorithm, signer.public_key) == self._node.signer,
-                )
-                for signer in self._host.shards.signers.state.signers
+                filled(replies.SignerReply, one, signs_now=(one.algorithm, one.public_key) == self._node.signer)
+                for one in signers
             ],
             recovered=described_recovery(self._live.recovered),
-            counters=standing.counters,
-            troubles=standing.troubles,
             link=described_link(standing.link),
             shared=UNSET if company.shared is None else company.shared,
             claims=UNSET if company.claims is None else company.claims,
