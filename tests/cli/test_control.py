@@ -13,8 +13,9 @@ import pytest
 
 from stigmergy.cli.display.output import Output
 from stigmergy.cli.node import status
+from stigmergy.control.protocol import REQUEST_BYTES_MAX
 from stigmergy.control.replies import StatusReply
-from stigmergy.control.socket import CONNECTIONS_MAX, REQUEST_BYTES_MAX
+from stigmergy.control.socket import CONNECTIONS_MAX
 from tests.cli.conftest import Folder
 
 

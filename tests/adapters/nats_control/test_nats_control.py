@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from stigmergy.base.errors import LinkDown, NotRunning, StigmergyError
+from stigmergy.control.protocol import REQUEST_BYTES_MAX
 from stigmergy.nats.address import parse_address
-from stigmergy.nats.control import ASKING_MAX, REQUEST_BYTES_MAX, NatsControlClient, NatsControlServer
+from stigmergy.nats.control import ASKING_MAX, NatsControlClient, NatsControlServer
 from stigmergy.nats.link import NatsLink
 from stigmergy.testing.bus_rig import wait_until
 from stigmergy.testing.nats import NatsCluster, start_single
