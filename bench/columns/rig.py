@@ -19,7 +19,6 @@ from stigmergy.base.system import SystemClock
 from stigmergy.journal import segments
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
-from stigmergy.network.shares import Share
 from stigmergy.node.column_actuators import Orders
 from stigmergy.node.column_roster import ShardRoster
 from stigmergy.node.declaration import Declaration
@@ -37,9 +36,9 @@ ENROLLED = 50_000
 SETTLE_S_MAX = 60.0
 
 
-def make_host(path: Path, fleet: Declaration, settings: Settings | None = None, share: Share | None = None) -> Host:
-    """A host on the segments in this folder; with a share, one of several that have parts of the fleet."""
-    identity = JournalIdentity(FLEET, fleet.shards, IDENTITY.incarnation, None if share is None else share.part)
+def make_host(path: Path, fleet: Declaration, settings: Settings | None = None, shard: int | None = None) -> Host:
+    """A host on the segments in this folder; with a shard, one of several that have a shard of the fleet each."""
+    identity = JournalIdentity(FLEET, fleet.shards, IDENTITY.incarnation, None if shard is None else (shard, shard))
     journal = segments.open_journal(f"segments:{path}", identity)
     return open_host(fleet, journal, Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings)
 

@@ -31,7 +31,6 @@ from bench.rig import SHARED_LOOP
 from bench.subjects import serve
 from bench.workload import DRONES
 from stigmergy.base.system import make_process_ours
-from stigmergy.network.shares import Share
 from stigmergy.node.column_actuators import Orders
 
 MODULE = "bench.columns.throughput"
@@ -70,11 +69,11 @@ class Ran(Struct, frozen=True):
 class Node:
     """A host whose event loop runs while it has something to take."""
 
-    def __init__(self, path: Path, share: Share | None = None) -> None:
+    def __init__(self, path: Path, process: int = 1, processes: int = 1) -> None:
         self._acted = 0
         self._loop = asyncio.new_event_loop()
-        fleet = make_fleet(self._act, shards=1 if share is None else share.shards)
-        self._host = make_host(path, fleet, SHARED_LOOP, share)
+        fleet = make_fleet(self._act, shards=processes)
+        self._host = make_host(path, fleet, SHARED_LOOP, process - 1 if processes > 1 else None)
         self._loop.run_until_complete(self._host.start())
         roster = self._loop.run_until_complete(enrol_own(self._host, DRONES))
         shard = self._host.shards.first.state.shard
@@ -110,8 +109,7 @@ class Node:
 def main(arguments: list[str]) -> None:
     """Runs one host."""
     folder, process, processes = arguments
-    shared = int(processes) > 1
-    node = Node(Path(folder), Share(int(process), int(processes), shards=int(processes)) if shared else None)
+    node = Node(Path(folder), int(process), int(processes))
     make_process_ours(large_commits=True)
     try:
         serve(Run, node.run)

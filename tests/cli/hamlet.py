@@ -19,7 +19,6 @@ from stigmergy.nats.control import NatsControlServer
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.peers import NatsPeerNetwork
 from stigmergy.network.peers import PeerProcesses
-from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host, open_host
 
@@ -47,7 +46,7 @@ class Owner:
         epoch = partial(int, self.lives)
         host = open_host(self._fleet, MemoryJournal(self._store), self._signer, Ed25519Verifier(), SystemClock())
         peer_network = NatsPeerNetwork(self._link, self._fleet.name, self._shard, epoch)
-        self._peers = PeerProcesses(host, peer_network, Share(self._shard + 1, self._fleet.shards, self._fleet.shards))
+        self._peers = PeerProcesses(host, peer_network)
         await host.start()
         await self._peers.start()
         live = Live(host, SystemEntropy(), peers=self._peers)

@@ -8,13 +8,12 @@ import pytest
 
 from rigs.memory_peers import MemoryPeerHub
 from stigmergy.agents.codec import encode
-from stigmergy.base.errors import ConfigError, DataLost, LinkDown, NotOwned, StaleEpoch, StigmergyError
+from stigmergy.base.errors import DataLost, LinkDown, NotOwned, StaleEpoch, StigmergyError
 from stigmergy.control.live import Live
 from stigmergy.network import tell_sender as frames
 from stigmergy.network import tell_sender as sending
 from stigmergy.network.peer_port import PeerChannel
 from stigmergy.network.peers import PeerProcesses
-from stigmergy.network.shares import Share, owned_by, process_of
 from stigmergy.network.tell_sender import PairOpening, PairPosition, PeerRefused, TellBatch, Welcome
 from stigmergy.node.host import Host
 from stigmergy.shard.homes import shard_of
@@ -23,36 +22,34 @@ from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.node import SimNode, World
 from tests.runtime.counting import Add, Counted, Hello, declare, envelope
 
-SHARDS = 4
+SHARDS = 2
 
 
 class Street:
-    """Processes that share a fleet, each on a disk of its own."""
+    """Processes that share a fleet, each with one shard and on a disk of its own."""
 
-    def __init__(self, world: World, processes: int, shards: int = SHARDS) -> None:
+    def __init__(self, world: World, processes: int) -> None:
         self.street = MemoryPeerHub()
-        self.shards = shards
         self.processes = processes
         self.nodes: dict[int, SimNode] = {}
         for process in range(1, processes + 1):
-            share = Share(process, processes, shards)
             self.nodes[process] = SimNode(
                 world,
-                lambda _: declare(shards),
+                lambda _: declare(processes),
                 name=f"process {process}",
-                part=share.part,
-                attach=partial(self._attach, share),
+                part=(process - 1, process - 1),
+                attach=partial(self._attach, process),
             )
 
-    def _attach(self, share: Share, host: Host) -> PeerProcesses:
-        return PeerProcesses(host, self.street.peer_network(share.process), share)
+    def _attach(self, process: int, host: Host) -> PeerProcesses:
+        return PeerProcesses(host, self.street.peer_network(process))
 
     async def start(self) -> None:
         for node in self.nodes.values():
             await node.start()
 
     def owner(self, address: str) -> SimNode:
-        return self.nodes[process_of(shard_of(address, self.shards), self.processes, self.shards)]
+        return self.nodes[shard_of(address, self.processes) + 1]
 
     def somebody(self, process: int) -> str:
         return next(f"Counter/{n}" for n in range(50) if self.owner(f"Counter/{n}") is self.nodes[process])
@@ -87,11 +84,9 @@ class Street:
         raise AssertionError(f"{self.owed} are still owed")
 
 
-def play(
-    main: Callable[[Street, World], Awaitable[None]], *, processes: int = 2, shards: int = SHARDS, seed: int = 1
-) -> None:
+def play(main: Callable[[Street, World], Awaitable[None]], *, processes: int = SHARDS, seed: int = 1) -> None:
     world = World(seed, shuffle=True)
-    street = Street(world, processes, shards)
+    street = Street(world, processes)
 
     async def scene() -> None:
         await street.start()
@@ -223,10 +218,10 @@ class TestTells:
             asked = [street.add(here, 100 + away + 5 * n) for n in range(60)]
             await asyncio.gather(*asked)
             assert street.nodes[1].peers is not None
-            lanes = street.nodes[1].peers._sendings[2]
+            sender = street.nodes[1].peers._sendings[1]
             while street.owed:
-                most = max(most, lanes._batches_count)
-                assert sum(len(lane.under_way) for lane in lanes._lanes.values()) <= 6
+                most = max(most, len(sender._in_flight))
+                assert len(sender._under_way) <= 6
                 await asyncio.sleep(0.01)
             check_told(street, [here])
 
@@ -252,7 +247,7 @@ class TestElsewhere:
             with pytest.raises(NotOwned, match="process 2 of 2"):
                 live.resume(away, "somebody")
             assert live.agents() == []
-            assert [head.shard for head in live.standing().heads] == [0, 1]
+            assert [head.shard for head in live.standing().heads] == [0]
 
         play(main)
 
@@ -290,7 +285,7 @@ class TestLoss:
     def test_receiver_that_has_lost_its_end_stops(self) -> None:
         async def main(street: Street, world: World) -> None:
             channel = await meet(street, caller=1, called=2)
-            await channel.send(frames.write_frame(PairOpening(0, 2, 5)))
+            await channel.send(frames.write_frame(PairOpening(0, 1, 5)))
             assert isinstance(said := frames.read_frame(await channel.receive()), PeerRefused)
             assert "5 tells of its shard 0 were durable here, this journal has 0" in said.why
             assert isinstance(street.nodes[2].host.failure, DataLost)
@@ -317,18 +312,17 @@ class TestLoss:
 
     def test_parcel_ends_where_sequences_do_not_follow(self) -> None:
         async def main(street: Street, world: World) -> None:
-            lanes = street.nodes[1].peers
-            assert lanes is not None
+            peers = street.nodes[1].peers
+            assert peers is not None
             body = encode(("Counter/x", encode(Hello(by="a", number=1))))
-            pendings = [Pending(1, n, 0, "Counter/a", "shard/2", n, body) for n in (1, 2, 4)]
-            sender = lanes._sendings[2]
-            lane = sender._lane(0, 2)
-            lane.waiting.extend(pendings)
-            parcels = [frames.read_frame(sender._pack((0, 2), lane)) for _ in range(2)]
+            pendings = [Pending(1, n, 0, "Counter/a", "shard/1", n, body) for n in (1, 2, 4)]
+            sender = peers._sendings[1]
+            sender._waiting.extend(pendings)
+            parcels = [frames.read_frame(sender._pack()) for _ in range(2)]
             assert [(one.sequence, len(one.items)) for one in parcels if isinstance(one, TellBatch)] == [(1, 2), (4, 1)]
             sender._forget_connection()
-            assert list(lane.waiting) == pendings
-            lane.waiting.clear()
+            assert list(sender._waiting) == pendings
+            sender._waiting.clear()
 
         play(main)
 
@@ -380,13 +374,13 @@ class TestManners:
     @pytest.mark.parametrize(
         ("frame", "why"),
         [
-            (PairOpening(2, 2, 0), "nothing to tell"),
-            (PairOpening(0, 1, 0), "nothing to tell"),
-            (PairOpening(-1, 2, 0), "nothing to tell"),
-            (PairOpening(9, 2, 0), "nothing to tell"),
-            (TellBatch(0, 2, 1, 0, [("Counter/a", b"")]), "count from 1"),
-            (TellBatch(0, 2, 1, 1, []), "has items"),
-            (PairPosition(0, 2, 0), "must not say PairPosition"),
+            (PairOpening(1, 1, 0), "nothing to tell"),
+            (PairOpening(0, 0, 0), "nothing to tell"),
+            (PairOpening(-1, 1, 0), "nothing to tell"),
+            (PairOpening(9, 1, 0), "nothing to tell"),
+            (TellBatch(0, 1, 1, 0, [("Counter/a", b"")]), "count from 1"),
+            (TellBatch(0, 1, 1, 1, []), "has items"),
+            (PairPosition(0, 1, 0), "must not say PairPosition"),
             (b"\xff", "does not decode"),
         ],
     )
@@ -406,19 +400,3 @@ class TestManners:
             assert isinstance(frames.read_frame(await channel.receive()), PeerRefused)
 
         play(main)
-
-
-class TestShares:
-    def test_every_shard_has_one_owner_and_they_are_side_by_side(self) -> None:
-        for shards in range(1, 40):
-            for processes in range(1, shards + 1):
-                owned = [list(owned_by(process, processes, shards)) for process in range(1, processes + 1)]
-                assert [shard for part in owned for shard in part] == list(range(shards))
-                assert max(map(len, owned)) - min(map(len, owned)) <= 1
-                for process, part in enumerate(owned, start=1):
-                    assert {process_of(shard, processes, shards) for shard in part} == {process}
-
-    @pytest.mark.parametrize(("process", "processes", "shards"), [(0, 2, 4), (3, 2, 4), (1, 2, 1), (1, 257, 4096)])
-    def test_share_that_cannot_be_is_refused(self, process: int, processes: int, shards: int) -> None:
-        with pytest.raises(ConfigError, match=f"process {process} of {processes} for {shards} shards"):
-            Share(process, processes, shards)

@@ -41,7 +41,6 @@ from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.network.bus_link import BusLink, describe_this_node
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication
-from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
 from stigmergy.node.host import Host
@@ -215,8 +214,7 @@ class NatsClusterBackend:
         from stigmergy.nats.peers import NatsPeerNetwork
 
         fleet, link = self._fleet, self._link
-        share = Share(shard + 1, fleet.shards, fleet.shards)
-        peers = PeerProcesses(host, NatsPeerNetwork(link, fleet.name, shard, lambda: claim), share)
+        peers = PeerProcesses(host, NatsPeerNetwork(link, fleet.name, shard, lambda: claim))
         where = structs.replace(self._node_config, node=shard_node(shard))
         bus = self._open_bus(where, shard, claim)
         bus_link = None if bus is None else make_link(host, bus, self._entropy, where)

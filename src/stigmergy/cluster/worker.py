@@ -23,12 +23,13 @@ from stigmergy.cluster.owned_shard import WorkerContext
 from stigmergy.cluster.records import FleetShape, KindFold, WorkerRecord, digest_of
 from stigmergy.cluster.supervisor import SeenLogs, ShardEvent, ShardSupervisor
 from stigmergy.control.live import Live
-from stigmergy.network.shares import PROCESSES_MAX
 from stigmergy.node.needs import check_needs
 from stigmergy.shard.snapshot import kinds_of
 from stigmergy.store.port import KeyValue
 
 ID_BYTES = 4
+SHARDS_MAX = 256
+"""Of a fleet on workers: each shard has connections to those that it tells something."""
 WARM_COUNT_MAX = 4
 """Logs that are replayed at the same time: others live on the same event loop."""
 FORMER_IDS_MAX = 4
@@ -72,13 +73,12 @@ class Worker:
         self._tell = tell
         self._upgrade = upgrade
         declaration = context.declaration
-        if declaration.shards > PROCESSES_MAX:
+        if declaration.shards > SHARDS_MAX:
             raise ConfigError(
-                f"fleet {declaration.name!r}: {declaration.shards} shards; workers can share {PROCESSES_MAX} at most"
+                f"fleet {declaration.name!r}: {declaration.shards} shards; workers can share {SHARDS_MAX} at most"
             )
-        Assignment(
-            context.agents, declaration.plans
-        )  # refuses what names none of the fleet's, before a shard fails of it
+        # Refuses what names none of the fleet's agents, before a shard fails of it.
+        Assignment(context.agents, declaration.plans)
         check_needs(declaration, "nats://hub:4222?replicas=3", bus=context.has_bus, ledger=context.has_ledger)
         self._shape = FleetShape(declaration.name, declaration.shards, declaration.homes.key_name)
         self.membership: WorkerMembership | None = None

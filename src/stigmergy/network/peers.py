@@ -1,4 +1,4 @@
-"""The other processes of a fleet, as one of them sees them: which shards each owns, and how tells get there."""
+"""The other owners of a fleet's shards, as one of them sees them. Each has one shard, and shard 0 is process 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
-from stigmergy.network.shares import Share
 from stigmergy.network.tell_receiver import TellReceiver, TellReceiverCounters
 from stigmergy.network.tell_sender import TellSender, TellSenderCounters
 from stigmergy.node.host import Host
@@ -18,14 +17,15 @@ class PeerProcesses:
     """Makes a host one of several. Make it before the host starts, which releases then what is still owed; `start` it
     right behind that, before the host takes its first turn."""
 
-    def __init__(self, host: Host, peer_network: PeerNetwork, share: Share) -> None:
+    def __init__(self, host: Host, peer_network: PeerNetwork) -> None:
         self._host = host
         self._peer_network = peer_network
-        self._share = share
         self._sent = TellSenderCounters()
         self._received = TellReceiverCounters()
         self._sendings = {
-            process: TellSender(host, peer_network, share, process, self._sent) for process in share.others
+            shard: TellSender(host, peer_network, shard, self._sent)
+            for shard in range(host.shards.total)
+            if shard not in host.journal.identity.owned
         }
         host.shards.owner_of = self.owner_of
         host.tells.elsewhere = self
@@ -48,14 +48,12 @@ class PeerProcesses:
 
     def release(self, shard: int, epoch: int, target: int, pendings: Sequence[Pending]) -> None:
         """Takes durable tells for a shard that a peer owns."""
-        self._sendings[self._share.process_of(target)].release(shard, epoch, target, pendings)
+        self._sendings[target].release(epoch, pendings)
 
     def owner_of(self, shard: int) -> str:
         """The owner of a shard, for people."""
-        share = self._share
-        if not 0 <= shard < share.shards:
-            return "nobody"
-        return f"process {share.process_of(shard)} of {share.processes}"
+        shards = self._host.shards.total
+        return f"process {shard + 1} of {shards}" if 0 <= shard < shards else "nobody"
 
     def counters(self) -> dict[str, int]:
         """What came and went."""
@@ -66,4 +64,4 @@ class PeerProcesses:
         return [sending.trouble for sending in self._sendings.values() if sending.trouble]
 
     async def _serve(self, channel: PeerChannel) -> None:
-        await TellReceiver(self._host, self._share, channel, self._received).serve()
+        await TellReceiver(self._host, channel, self._received).serve()

@@ -6,17 +6,14 @@ The marks skip repetitions, as with any source; so a connection needs no memory 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.agents.codec import printable
 from stigmergy.agents.effects import shard_sink
 from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, NotRunning, StigmergyError
 from stigmergy.network.peer_port import PeerChannel
-from stigmergy.network.shares import Share
 from stigmergy.network.tell_sender import (
-    FORMAT,
     Hello,
     PairOpening,
     PairPosition,
@@ -26,6 +23,7 @@ from stigmergy.network.tell_sender import (
     TellsAcknowledged,
     TellsRefused,
     Welcome,
+    hello_of,
     read_frame,
     write_frame,
 )
@@ -51,16 +49,15 @@ class TellReceiverCounters(Struct):
 class TellReceiver:
     """Serves one connection, until it breaks."""
 
-    def __init__(self, host: Host, share: Share, channel: PeerChannel, counters: TellReceiverCounters) -> None:
+    def __init__(self, host: Host, channel: PeerChannel, counters: TellReceiverCounters) -> None:
         self._host = host
-        self._share = share
         self._channel = channel
         self._counters = counters
         self._from = 0
         self._waiting = 0
         """Parcels that are not durable yet."""
-        self._replies: dict[tuple[str, int, int], PeerFrame] = {}
-        """What is to be said, one of a kind for each pair: a later one says more."""
+        self._replies: dict[str, PeerFrame] = {}
+        """What is to be said, one of a kind: a later one says more."""
         self._woken = asyncio.Event()
         self._is_over = False
 
@@ -93,9 +90,9 @@ class TellReceiver:
             raise Malformed(f"nothing was said for {HELLO_S_MAX:g} s; say hello first") from None
         if not isinstance(hello, Hello):
             raise Malformed("a peer must say hello first; run the same version in all processes")
-        mine = self._hello()
-        theirs = (hello.format, hello.fleet, hello.shards, hello.processes)
-        if theirs != (mine.format, mine.fleet, mine.shards, mine.processes) or hello.process not in self._share.others:
+        mine = hello_of(self._host)
+        is_alike = structs.replace(hello, process=mine.process) == mine
+        if not is_alike or hello.process == mine.process or not 1 <= hello.process <= mine.processes:
             raise Malformed(
                 f"process {hello.process} of {hello.processes} of the fleet {printable(hello.fleet, 64)!r} with "
                 f"{hello.shards} shards is not a peer of process {mine.process} of {mine.processes} of "
@@ -103,10 +100,6 @@ class TellReceiver:
             )
         self._from = hello.process
         await self._channel.send(write_frame(Welcome()))
-
-    def _hello(self) -> Hello:
-        share = self._share
-        return Hello(FORMAT, self._host.declaration.name, share.shards, share.process, share.processes)
 
     def _take(self, frame: PeerFrame) -> None:
         match frame:
@@ -120,9 +113,7 @@ class TellReceiver:
                 raise Malformed(f"a sending peer must not say {type(frame).__name__}; run the same version in all")
 
     def _check_pair(self, source: int, target: int) -> None:
-        shards = self._share.shards
-        theirs = 0 <= source < shards and self._share.process_of(source) == self._from
-        if not theirs or target not in self._host.shards:
+        if source != self._from - 1 or target not in self._host.shards:
             raise Malformed(f"shard {source} of process {self._from} has nothing to tell shard {target} here")
 
     def _reached(self, opening: PairOpening) -> None:
@@ -146,15 +137,17 @@ class TellReceiver:
         self._waiting += 1
         self._counters.neighbour_tells_in += len(batch.items)
         delivery = Delivery(shard_sink(batch.source), batch.items, sequence=batch.sequence, epoch=batch.epoch)
-        ticket = _Ticket(batch, self._arrived, self._declined)
+        ticket = _Ticket(self, batch)
         self._host.intake.put_queued(Queued(batch.target, delivery, (ticket,), len(batch.items)))
 
-    def _arrived(self, batch: TellBatch) -> None:
+    def arrived(self, batch: TellBatch) -> None:
+        """A parcel is durable."""
         self._waiting -= 1
         last = batch.sequence + len(batch.items) - 1
         self._say("arrived", TellsAcknowledged(batch.source, batch.target, last))
 
-    def _declined(self, batch: TellBatch, error: Exception) -> None:
+    def declined(self, batch: TellBatch, error: Exception) -> None:
+        """A parcel was not taken."""
         self._waiting -= 1
         self._counters.neighbour_parcels_declined += 1
         why = printable(error, REASON_CHARS_MAX)
@@ -162,7 +155,7 @@ class TellReceiver:
 
     def _say(self, kind: str, frame: PairPosition | TellsAcknowledged | TellsRefused) -> None:
         if not self._is_over:
-            self._replies[kind, frame.source, frame.target] = frame
+            self._replies[kind] = frame
             self._woken.set()
 
     async def _answer(self) -> None:
@@ -192,17 +185,14 @@ class TellReceiver:
 class _Ticket:
     """Waits until a parcel is durable, and tells the connection that it came over."""
 
-    __slots__ = ("_arrived", "_batch", "_declined")
+    __slots__ = ("_batch", "_receiver")
 
-    def __init__(
-        self, batch: TellBatch, arrived: Callable[[TellBatch], None], declined: Callable[[TellBatch, Exception], None]
-    ) -> None:
+    def __init__(self, receiver: TellReceiver, batch: TellBatch) -> None:
+        self._receiver = receiver
         self._batch = batch
-        self._arrived = arrived
-        self._declined = declined
 
     def resolve(self) -> None:
-        self._arrived(self._batch)
+        self._receiver.arrived(self._batch)
 
     def fail(self, error: Exception) -> None:
-        self._declined(self._batch, error)
+        self._receiver.declined(self._batch, error)

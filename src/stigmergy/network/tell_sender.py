@@ -1,4 +1,4 @@
-"""One peer that we send to: sends what our shards owe its shards over one connection, in order for each pair.
+"""One peer that we send to: sends what our shard owes its shard over one connection, in order.
 
 The outbox is the queue: this holds only what it owes, and nothing is forgotten before the peer has it durable. When the
 connection breaks, everything unconfirmed is sent again over the next one, from its start; the peer's marks skip what it
@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from stigmergy.agents.codec import UNDECODABLE, printable
 from stigmergy.agents.effects import shard_sink
 from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, StaleEpoch, StigmergyError
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
-from stigmergy.network.shares import Share, owned_by
 from stigmergy.node.host import Host
 from stigmergy.node.tells import told_items
 from stigmergy.shard.inputs import EffectsSettled
@@ -27,9 +26,10 @@ from stigmergy.shard.outbox import Pending
 
 # Messages between the owners of a fleet's shards, and their bytes.
 #
-# The caller says hello, and is welcomed or refused. For each pair of shards with something to tell, it asks how far
-# that pair is (`PairOpening`, `PairPosition`), and sends what follows (`TellBatch`). It hears when that is durable
-# (`TellsAcknowledged`), or why it was refused (`TellsRefused`), which ends the connection.
+# The caller says hello, and is welcomed or refused. When it has something to tell, it asks how far the pair of shards
+# is (`PairOpening`, `PairPosition`), and sends what follows (`TellBatch`). It hears when that is durable
+# (`TellsAcknowledged`), or why it was refused (`TellsRefused`), which ends the connection. Each shard counts as a
+# process of its own, shard 0 as process 1: earlier versions had several shards in a process.
 
 FORMAT = 1
 
@@ -124,9 +124,6 @@ WELCOME_S_MAX = 10.0
 IDLE_S_MAX = 10.0
 """A connection over which nothing was owed for so long is closed."""
 
-Pair = tuple[int, int]
-"""Our shard, and the peer's."""
-
 
 class TellSenderCounters(Struct):
     """Counts of what went to peers."""
@@ -136,36 +133,32 @@ class TellSenderCounters(Struct):
     neighbour_links: int = 0
 
 
-class _Lane(Struct):
-    """What one shard owes another."""
-
-    waiting: deque[Pending] = field(default_factory=deque)
-    under_way: deque[Pending] = field(default_factory=deque)
-    epoch: int = 0
-    sent_last: int = 0
-    """The highest sequence that can have been sent: by an earlier run until the pair is open, then by this one."""
-    is_asked: bool = False
-    is_open: bool = False
-    """On this connection: whether the peer was asked how far the pair is, and has answered."""
+def hello_of(host: Host) -> Hello:
+    """How the owner of a shard introduces itself."""
+    (shard,), shards = host.journal.identity.owned, host.shards.total
+    return Hello(FORMAT, host.declaration.name, shards, shard + 1, shards)
 
 
 class TellSender:
-    """Sends to one process. `start` once the host has recovered, `stop` at the end."""
+    """Sends to the owner of one shard. `start` once the host has recovered, `stop` at the end."""
 
-    def __init__(
-        self, host: Host, peer_network: PeerNetwork, share: Share, process: int, counters: TellSenderCounters
-    ) -> None:
+    def __init__(self, host: Host, peer_network: PeerNetwork, target: int, counters: TellSenderCounters) -> None:
         self._host = host
         self._peer_network = peer_network
-        self._share = share
-        self._process = process
+        (self._source,) = host.journal.identity.owned
+        self._target = target
+        self._process = target + 1
         self._counters = counters
-        self._lanes: dict[Pair, _Lane] = {}
-        self._ready: dict[Pair, None] = {}
-        """Pairs that have something to send now, in the order in which they get their turn."""
-        self._in_flight: dict[Pair, deque[tuple[int, int]]] = {}
+        self._waiting: deque[Pending] = deque()
+        self._under_way: deque[Pending] = deque()
+        self._epoch = 0
+        self._sent_last = 0
+        """The highest sequence that can have been sent: by an earlier run until the pair is open, then by this one."""
+        self._is_asked = False
+        self._is_open = False
+        """On this connection: whether the peer was asked how far the pair is, and has answered."""
+        self._in_flight: deque[tuple[int, int]] = deque()
         """Parcels under way: the last sequence and the bytes of each."""
-        self._batches_count = 0
         self._bytes_count = 0
         self._woken = asyncio.Event()
         self._broken: Exception | None = None
@@ -178,22 +171,17 @@ class TellSender:
     @property
     def owed(self) -> int:
         """How many tells the peer has not confirmed."""
-        return sum(len(lane.waiting) + len(lane.under_way) for lane in self._lanes.values())
+        return len(self._waiting) + len(self._under_way)
 
-    def release(self, shard: int, epoch: int, target: int, pendings: Sequence[Pending]) -> None:
+    def release(self, epoch: int, pendings: Sequence[Pending]) -> None:
         """Takes durable tells; they go out when it is their turn."""
-        lane = self._lane(shard, target)
-        lane.epoch = epoch
-        lane.waiting.extend(pendings)
-        self._make_ready((shard, target), lane)
+        self._epoch = epoch
+        self._waiting.extend(pendings)
+        self._woken.set()
 
     def start(self) -> None:
         """Remembers how much was owed when the host started, and calls the peer when something is."""
-        for shard in self._host.shards:
-            sent = shard.state.outbox.sent()
-            for target in owned_by(self._process, self._share.processes, self._share.shards):
-                if sequence := sent.get(shard_sink(target)):
-                    self._lane(shard.state.shard, target).sent_last = sequence
+        self._sent_last = self._host.shards[self._source].state.outbox.sent().get(shard_sink(self._target), 0)
         self._task = asyncio.ensure_future(self._live())
 
     async def stop(self) -> None:
@@ -203,14 +191,6 @@ class TellSender:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         self.is_up = False
-
-    def _lane(self, shard: int, target: int) -> _Lane:
-        return self._lanes.setdefault((shard, target), _Lane())
-
-    def _make_ready(self, pair: Pair, lane: _Lane) -> None:
-        if lane.waiting and (lane.is_open or not lane.is_asked):
-            self._ready[pair] = None
-            self._woken.set()
 
     # ------------------------------------------------------------------ the connection
 
@@ -243,7 +223,7 @@ class TellSender:
             await self._pause()
 
     async def _wait_owed(self) -> None:
-        while not any(lane.waiting for lane in self._lanes.values()):
+        while not self._waiting:
             self._woken.clear()
             await self._woken.wait()
 
@@ -256,8 +236,6 @@ class TellSender:
         await self._meet(channel)
         self.is_up, self.trouble, self._pause_s, self._broken = True, "", PAUSE_S, None
         self._counters.neighbour_links += 1
-        for pair, lane in self._lanes.items():
-            self._make_ready(pair, lane)
         hearing = asyncio.ensure_future(self._hear(channel))
         try:
             while self._broken is None:
@@ -289,9 +267,7 @@ class TellSender:
         return True
 
     async def _meet(self, channel: PeerChannel) -> None:
-        share = self._share
-        hello = Hello(FORMAT, self._host.declaration.name, share.shards, share.process, share.processes)
-        await channel.send(write_frame(hello))
+        await channel.send(write_frame(hello_of(self._host)))
         try:
             async with asyncio.timeout(WELCOME_S_MAX):
                 answer = read_frame(await channel.receive())
@@ -316,54 +292,40 @@ class TellSender:
 
     def _forget_connection(self) -> None:
         """Everything that was not confirmed waits again, in order, before what came later."""
-        self._ready.clear()
         self._in_flight.clear()
-        self._batches_count = self._bytes_count = 0
-        for lane in self._lanes.values():
-            lane.waiting.extendleft(reversed(lane.under_way))
-            lane.under_way.clear()
-            lane.is_asked = lane.is_open = False
+        self._bytes_count = 0
+        self._waiting.extendleft(reversed(self._under_way))
+        self._under_way.clear()
+        self._is_asked = self._is_open = False
 
     # ------------------------------------------------------------------ what is said
 
     def _next_frame(self) -> bytes | None:
         """What is to be sent next; None if nothing is, or too much is under way."""
-        while self._ready:
-            full = self._batches_count >= TELL_BATCHES_IN_FLIGHT_MAX or self._bytes_count >= BYTES_IN_FLIGHT_MAX
-            pair = next(iter(self._ready)) if not full else next((p for p in self._ready if self._asks(p)), None)
-            if pair is None:
-                return None
-            del self._ready[pair]
-            lane = self._lanes[pair]
-            if not lane.waiting:
-                continue
-            if not lane.is_asked:
-                lane.is_asked = True
-                settled = self._host.shards[pair[0]].state.outbox.cursor(shard_sink(pair[1]))
-                return write_frame(PairOpening(pair[0], pair[1], settled))
-            frame = self._pack(pair, lane)
-            self._make_ready(pair, lane)
-            return frame
-        return None
+        if not self._waiting:
+            return None
+        if not self._is_asked:
+            self._is_asked = True
+            settled = self._host.shards[self._source].state.outbox.cursor(shard_sink(self._target))
+            return write_frame(PairOpening(self._source, self._target, settled))
+        full = len(self._in_flight) >= TELL_BATCHES_IN_FLIGHT_MAX or self._bytes_count >= BYTES_IN_FLIGHT_MAX
+        return None if full or not self._is_open else self._pack()
 
-    def _asks(self, pair: Pair) -> bool:
-        return not self._lanes[pair].is_asked
-
-    def _pack(self, pair: Pair, lane: _Lane) -> bytes:
-        """The next parcel of a pair: tells whose sequences follow each other."""
-        pendings = [lane.waiting.popleft()]
+    def _pack(self) -> bytes:
+        """The next parcel: tells whose sequences follow each other."""
+        pendings = [self._waiting.popleft()]
         size_bytes = len(pendings[0].body)
-        while lane.waiting and len(pendings) < TELL_BATCH_ITEMS_MAX:
-            following = lane.waiting[0]
+        while self._waiting and len(pendings) < TELL_BATCH_ITEMS_MAX:
+            following = self._waiting[0]
             size_bytes += len(following.body)
             if size_bytes > TELL_BATCH_BYTES_MAX or following.sequence != pendings[-1].sequence + 1:
                 break
-            pendings.append(lane.waiting.popleft())
-        lane.under_way.extend(pendings)
-        lane.sent_last = max(lane.sent_last, pendings[-1].sequence)
-        frame = write_frame(TellBatch(pair[0], pair[1], lane.epoch, pendings[0].sequence, told_items(pendings)))
-        self._in_flight.setdefault(pair, deque()).append((pendings[-1].sequence, len(frame)))
-        self._batches_count += 1
+            pendings.append(self._waiting.popleft())
+        self._under_way.extend(pendings)
+        self._sent_last = max(self._sent_last, pendings[-1].sequence)
+        items = told_items(pendings)
+        frame = write_frame(TellBatch(self._source, self._target, self._epoch, pendings[0].sequence, items))
+        self._in_flight.append((pendings[-1].sequence, len(frame)))
         self._bytes_count += len(frame)
         self._counters.neighbour_tells_out += len(pendings)
         return frame
@@ -371,9 +333,11 @@ class TellSender:
     def _take(self, frame: PeerFrame) -> None:
         match frame:
             case PairPosition():
-                self._reached((frame.source, frame.target), frame.consumed)
+                self._check_asked(frame.source, frame.target)
+                self._reached(frame.consumed)
             case TellsAcknowledged():
-                self._arrived((frame.source, frame.target), frame.last)
+                self._check_asked(frame.source, frame.target)
+                self._arrived(frame.last)
             case TellsRefused():
                 if frame.kind == StaleEpoch.__name__:
                     raise StaleEpoch(frame.why)
@@ -383,35 +347,28 @@ class TellSender:
             case _:
                 raise Malformed(f"a receiving peer must not say {type(frame).__name__}; run the same version in all")
 
-    def _reached(self, pair: Pair, consumed: int) -> None:
-        lane = self._known(pair)
-        if consumed > lane.sent_last:
-            raise DataLost(
-                f"shard {pair[0]}: process {self._process} has {consumed} tells of it for its shard {pair[1]}, this "
-                f"journal knows of {lane.sent_last}: the end of the log is lost; restore it from a newer copy"
-            )
-        lane.is_open = True
-        self._make_ready(pair, lane)
+    def _check_asked(self, source: int, target: int) -> None:
+        if (source, target) != (self._source, self._target) or not self._is_asked:
+            raise Malformed(f"it speaks of shards {source} and {target}, over which we sent nothing")
 
-    def _arrived(self, pair: Pair, last: int) -> None:
-        lane = self._known(pair)
+    def _reached(self, consumed: int) -> None:
+        if consumed > self._sent_last:
+            raise DataLost(
+                f"shard {self._source}: process {self._process} has {consumed} tells of it for its shard "
+                f"{self._target}, this journal knows of {self._sent_last}: the end of the log is lost; restore it from "
+                "a newer copy"
+            )
+        self._is_open = True
+        self._woken.set()
+
+    def _arrived(self, last: int) -> None:
         settled: list[int] = []
-        while lane.under_way and lane.under_way[0].sequence <= last:
-            settled.append(lane.under_way.popleft().sequence)
-        batches = self._in_flight.get(pair, deque())
-        while batches and batches[0][0] <= last:
-            self._batches_count -= 1
-            self._bytes_count -= batches.popleft()[1]
-        if not batches:
-            self._in_flight.pop(pair, None)
+        while self._under_way and self._under_way[0].sequence <= last:
+            settled.append(self._under_way.popleft().sequence)
+        while self._in_flight and self._in_flight[0][0] <= last:
+            self._bytes_count -= self._in_flight.popleft()[1]
         if settled:
             self._counters.neighbour_tells_settled += len(settled)
             if self._host.failure is None:
-                self._host.intake.put_inside(pair[0], EffectsSettled(shard_sink(pair[1]), settled))
+                self._host.intake.put_inside(self._source, EffectsSettled(shard_sink(self._target), settled))
         self._woken.set()
-
-    def _known(self, pair: Pair) -> _Lane:
-        lane = self._lanes.get(pair)
-        if lane is None or not lane.is_asked:
-            raise Malformed(f"it speaks of shards {pair[0]} and {pair[1]}, over which we sent nothing")
-        return lane

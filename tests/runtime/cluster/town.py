@@ -26,7 +26,6 @@ from stigmergy.journal.port import JournalIdentity, ShardLog
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.network.peer_port import Answer
 from stigmergy.network.peers import PeerProcesses
-from stigmergy.network.shares import Share
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings
@@ -140,12 +139,11 @@ class Estate:
         return log
 
     def make_services(self, host: Host, shard: int, claim: int) -> ShardServices:
-        share = Share(shard + 1, len(self._town.shards), len(self._town.shards))
-        hub = MovingNeighbourhood(self._town.hub, share.process, lambda: self._person.is_cut)
+        hub = MovingNeighbourhood(self._town.hub, shard + 1, lambda: self._person.is_cut)
         if self._person.cannot_make_services:
             raise ConfigError("no chairs")
         kind = Locked if self._person.cannot_leave else ShardServices
-        return kind(peers=PeerProcesses(host, hub, share))
+        return kind(peers=PeerProcesses(host, hub))
 
 
 class Person:

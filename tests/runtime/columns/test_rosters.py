@@ -25,7 +25,6 @@ from stigmergy.control.protocol import (
 from stigmergy.control.router import ControlRouter
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.keys.ed25519 import Ed25519Verifier
-from stigmergy.network.shares import owned_by
 from stigmergy.node.column_roster import ENROLLED_NAMES_MAX, Roster, read_roster
 from stigmergy.shard.homes import Homes
 from stigmergy.sim.node import SimNode, World
@@ -105,13 +104,12 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
     async def main() -> None:
         nodes = []
         for process in (1, 2):
-            owned = owned_by(process, 2, OWNERS)
             nodes.append(
                 SimNode(
                     world,
                     lambda _: declare(Hand(), shards=OWNERS),
                     name=f"p{process}",
-                    part=(owned[0], owned[-1]),
+                    part=(process - 1, process - 1),
                 )
             )
         lives = [await node.start() for node in nodes]
@@ -133,7 +131,7 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
         # What one process alone says is no roster of the node; and a batch for the other's shard is refused.
         with pytest.raises(Malformed, match="ask the node itself, and not one of its processes"):
             read_roster(await ask(service_of(lives[1]), do="roster", kind="Meter"))
-        shard = next(place.shard for place in roster.places if place.shard in owned_by(2, 2, OWNERS))
+        shard = next(place.shard for place in roster.places if place.shard == 1)
         mine = [name for name, place in zip(NAMES, roster.places, strict=True) if place.shard == shard]
         batch = Radio(lives[1]).batch((mine[0], Counted(by=1)), shard=shard)
         with pytest.raises(NotOwned):
@@ -146,7 +144,7 @@ def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
     def check(roster: Roster, lives: list[Live]) -> None:
         assert sum(one.agents for one in roster.shards) == len(NAMES)
         for name, place in zip(NAMES, roster.places, strict=True):
-            live = lives[0] if place.shard in owned_by(1, 2, OWNERS) else lives[1]
+            live = lives[0] if place.shard == 0 else lives[1]
             table = live.host.shards[place.shard].state.tables["Meter"]
             assert table.name(place.number) == name
             generation = roster.shards[place.shard].generation
