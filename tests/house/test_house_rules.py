@@ -10,7 +10,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,10 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     @property
     def is_adapter(self) -> bool:
         """Whether it touches the outside world: files, sockets, servers. The simulator has its own in their place."""
@@ -96,7 +100,7 @@ def file_fits_on_a_few_screens(module: Module) -> Iterator[str]:
 
 def function_fits_on_a_screen(module: Module) -> Iterator[str]:
     """A function can be read without scrolling."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
@@ -124,7 +128,7 @@ def sets_are_not_iterated(module: Module) -> Iterator[str]:
     """The order of a set depends on addresses and hash seeds, and with it a replay."""
     if module.is_adapter:
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension) and is_set(node.iter):
             yield f"{module.at(node.iter.lineno)}: iterates over a set; wrap it in sorted(), or keep a dict or tuple"
 
@@ -138,7 +142,7 @@ def async_code_is_deterministic(module: Module) -> Iterator[str]:
     """What the simulator cannot replay stays at the rim."""
     if module.is_adapter or module.path.parts[0] == "cli":
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if named := nondeterministic_name(node):
             yield f"{module.at(getattr(node, 'lineno', 1))}: {named} runs in no fixed order; use plain tasks and queues"
         elif is_async_generator(node):
@@ -195,6 +199,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+@cache
 def source_modules() -> list[Module]:
     return [
         Module(path.relative_to(PACKAGE), path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))
@@ -211,6 +216,7 @@ def test_the_source_keeps_all_rules() -> None:
     # All in one, because to parse the source takes longer than to look at it.
     findings = [finding for module in source_modules() for rule in RULES for finding in rule(module)]
     assert not findings, "\n" + "\n".join(findings)
+    assert len(names_used_twice()) <= NAMES_TWICE_MAX, names_used_twice()
 
 
 def test_tracked_files_name_no_machine_paths() -> None:
@@ -295,28 +301,26 @@ LOOSE_MODULES_MAX = 4
 NAMES_TWICE_MAX = 15
 
 
-def sources() -> list[Module]:
-    return [
-        Module(path.relative_to(PACKAGE), path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))
-    ]
-
-
 def test_a_folder_can_be_taken_in() -> None:
-    folders = Counter(module.path.parent for module in sources())
+    folders = Counter(module.path.parent for module in source_modules())
     assert {folder: count for folder, count in folders.items() if count > FOLDER_FILES_MAX} == {}
 
 
 def test_few_modules_lie_beside_the_folders() -> None:
-    loose = [module.path.name for module in sources() if len(module.path.parts) == 1 and module.path.stem != "__init__"]
+    loose = [
+        module.path.name
+        for module in source_modules()
+        if len(module.path.parts) == 1 and module.path.stem != "__init__"
+    ]
     assert len(loose) <= LOOSE_MODULES_MAX, loose
 
 
-def test_a_public_class_name_is_one_thing() -> None:
+def names_used_twice() -> list[str]:
+    """A public class name is one thing."""
     names = Counter(
         node.name
-        for module in sources()
+        for module in source_modules()
         for node in module.tree.body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    twice = sorted(name for name, count in names.items() if count > 1)
-    assert len(twice) <= NAMES_TWICE_MAX, twice
+    return sorted(name for name, count in names.items() if count > 1)
