@@ -139,7 +139,7 @@ def _count(fleet: SimFleet) -> dict[str, int]:
     """Events and bytes in all journals."""
     names = {spec_of(SharedChanged).tag: "written", spec_of(Merged).tag: "merged"}
     counts = {"written": 0, "written_bytes": 0, "merged": 0, "merged_bytes": 0, "bytes": 0}
-    logbooks = [machine.node.logbook for machine in fleet.machines.values()]
+    logbooks = [machine.logbook for machine in fleet.machines.values()]
     for commit in (commit for logbook in logbooks for commits in logbook.commits for commit in commits):
         counts["bytes"] += len(encode(commit))
         for _, body in commit.events:

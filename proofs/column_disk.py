@@ -30,8 +30,7 @@ from stigmergy.journal.segments.frames import HEADER_BYTES, INDEX_LENGTH_BYTES, 
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.snapshot import digest_of_state
 from stigmergy.shard.state import Limits
-from stigmergy.sim.disk import AfterFailedSync, DiskFault, SimDisk
-from stigmergy.sim.node import SimFolder
+from stigmergy.sim.disk import AfterFailedSync, DiskFault, SimDisk, SimFolder
 
 LOSSES, LOSSES_QUICK = 400, 20
 LYING, LYING_QUICK = 20, 3

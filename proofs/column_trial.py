@@ -87,7 +87,7 @@ class ColumnTrial:
         self._tear = False
         self.torn = 0
         """Losses of power in the middle of a large frame."""
-        self.node.on_disk_call = self._on_disk_call
+        self.node.disk.on_call = self._on_disk_call
 
     # ---- hands: the receiver survives the node
 

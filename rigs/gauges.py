@@ -29,8 +29,7 @@ from stigmergy.node.column_roster import Place, Roster
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, pack_batch
 from stigmergy.shard.commit_reader import walk
-from stigmergy.sim.node import SimNode
-from stigmergy.sim.peers import Temper
+from stigmergy.sim.node import SimNode, Temper
 
 KIND = "Gauge"
 SOURCE = "gauges"

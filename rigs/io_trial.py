@@ -20,8 +20,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.disk import AfterFailedSync, DiskFault
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.node import SimNode, World
-from stigmergy.sim.peers import Receiver, Temper
+from stigmergy.sim.node import Receiver, SimNode, Temper, World
 
 ROUNDS = 6
 AGENTS = ("Drone/0", "Drone/1")

@@ -18,9 +18,8 @@ from stigmergy.base.errors import JournalFull, StigmergyError
 from stigmergy.journal import segments, sqlite
 from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart
 from stigmergy.shard.commit import Group, Sealed, digest_commit
-from stigmergy.sim.disk import AfterFailedSync, DiskFault, SimDisk
+from stigmergy.sim.disk import AfterFailedSync, DiskFault, SimDisk, SimFolder
 from stigmergy.sim.loop import run
-from stigmergy.sim.node import SimFolder
 from stigmergy.testing.journal_contract import CommitChain
 
 SHARDS = 3

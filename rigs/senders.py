@@ -13,8 +13,7 @@ from stigmergy.agents.codec import pack_envelope
 from stigmergy.agents.messages import Command, Event
 from stigmergy.base.errors import StigmergyError
 from stigmergy.shard.inputs import Accepted, Verdict
-from stigmergy.sim.node import SimNode
-from stigmergy.sim.peers import Temper
+from stigmergy.sim.node import SimNode, Temper
 
 
 class Sender:

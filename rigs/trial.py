@@ -35,8 +35,7 @@ from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit_reader import walk
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.node import SimNode, World
-from stigmergy.sim.peers import Receiver
+from stigmergy.sim.node import Receiver, SimNode, World
 
 HEAL_S = 90.0
 """Virtual seconds in which everything must come to its end after the heal."""

@@ -24,8 +24,7 @@ from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import Commit, statement
 from stigmergy.shard.commit_reader import walk
 from stigmergy.shard.replay import apply
-from stigmergy.sim.node import SimNode
-from stigmergy.sim.peers import Receiver
+from stigmergy.sim.node import Receiver, SimNode
 
 KEPT = (Measured, Spotted, Beaten, Garbled)
 """What is in the log if it was consumed: as it came, or as an input that failed."""

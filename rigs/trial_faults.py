@@ -7,8 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 
 from stigmergy.sim.disk import DiskFault
-from stigmergy.sim.node import SimNode
-from stigmergy.sim.peers import Receiver, Temper
+from stigmergy.sim.node import Receiver, SimNode, Temper
 
 HOUR_S = 3600.0
 Crash = Callable[[str], Awaitable[None]]

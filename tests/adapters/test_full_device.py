@@ -18,8 +18,7 @@ from stigmergy.journal import segments, sqlite
 from stigmergy.journal.files import Reserve
 from stigmergy.journal.port import Journal, JournalIdentity, keep_within
 from stigmergy.node.settings import Retention, Settings, Snapshots
-from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.node import SimFolder
+from stigmergy.sim.disk import SimDisk, SimFolder
 from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="full", shards=2, incarnation=7)

@@ -8,8 +8,7 @@ import pytest
 
 from stigmergy.journal import memory, segments, sqlite
 from stigmergy.journal.port import JournalIdentity
-from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.node import SimFolder
+from stigmergy.sim.disk import SimDisk, SimFolder
 from stigmergy.testing.journal_contract import FileJournalContract, JournalContract, OpenJournal, Place
 
 

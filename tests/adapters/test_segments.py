@@ -14,8 +14,7 @@ from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.journal.segments import SegmentJournal, open_journal
 from stigmergy.journal.segments.frames import SegmentFrameKind, read_frame
 from stigmergy.journal.segments.segment import FILL_BYTES, FILL_SYNC_BYTES, LANDMARK_BYTES, Segment
-from stigmergy.sim.disk import Call, DiskFault, IoCall, SimDisk
-from stigmergy.sim.node import SimFolder
+from stigmergy.sim.disk import Call, DiskFault, IoCall, SimDisk, SimFolder
 from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=3, incarnation=7)

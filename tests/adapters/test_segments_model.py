@@ -11,8 +11,7 @@ from stigmergy.base.errors import StigmergyError
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart
 from stigmergy.journal.segments import open_journal
-from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.node import SimFolder
+from stigmergy.sim.disk import SimDisk, SimFolder
 from stigmergy.testing.journal_contract import CommitChain
 
 SHARDS = 3

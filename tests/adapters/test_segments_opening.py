@@ -40,8 +40,7 @@ from stigmergy.journal.segments import (
     opener as opening,
 )
 from stigmergy.journal.segments.frames import SegmentFrameKind, encode_frame
-from stigmergy.sim.disk import DiskFault, SimDisk
-from stigmergy.sim.node import SimFolder
+from stigmergy.sim.disk import DiskFault, SimDisk, SimFolder
 from stigmergy.testing.journal_contract import CommitChain
 
 IDENTITY = JournalIdentity(fleet="here", shards=3, incarnation=7)

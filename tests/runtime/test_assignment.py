@@ -178,10 +178,10 @@ def test_compiled_agents_of_others_are_not_enrolled() -> None:
             await live.enroll("Meter", ["a2", "b1"])
         assert live.agents("Meter") == ["Meter/a1"]
         await node.stop()
-        node._agents = ("Meter/b*",)
+        node.agents = ("Meter/b*",)
         with pytest.raises(ConfigError, match="Meter/a1 is in this journal, and not among agents; compiled agents"):
             await node.start()
-        node._agents = ("Meter/*",)
+        node.agents = ("Meter/*",)
         await node.start()
 
     fleet = declare_meters(Hand())
@@ -317,7 +317,7 @@ def test_a_tell_for_one_that_does_not_run_here_is_a_dead_letter_and_its_teller_h
         await asyncio.sleep(1)
         assert len(live.dead_letters()) == 2
         await node.stop()
-        node._agents = (*node._agents, "Cart/c07", "Cart/c08")
+        node.agents = (*node.agents, "Cart/c07", "Cart/c08")
         live = await node.start()
         for letter in live.dead_letters():
             live.retry(letter)
@@ -346,7 +346,7 @@ def test_an_agent_that_is_taken_out_of_the_configuration_is_at_rest(caplog: pyte
         await node.stop()
         two.yard.done.clear()
         outsider.heard.clear()
-        node._agents = ("Cart/c01",)
+        node.agents = ("Cart/c01",)
         live = await node.start()
         with pytest.raises(NotAssigned):
             await live.send("Cart/c02", Drive(to="north"))
@@ -363,7 +363,7 @@ def test_an_agent_that_is_taken_out_of_the_configuration_is_at_rest(caplog: pyte
         assert "Cart/c01 stops" in two.yard.done, "while those that run are made safe"
         assert [message.topic for message in outsider.heard if "/c02/events" in message.topic] == []
         await node.stop()
-        node._agents = ()
+        node.agents = ()
         live = await node.start()
         await asyncio.sleep(40)
         assert live.standing().at_rest == []
@@ -386,12 +386,12 @@ def test_what_an_agent_at_rest_owes_stays_owed_until_it_runs_again() -> None:
         await live.send("Cart/c02", Drive(to="dock"))
         await node.lose_power()
         yard.done.clear()
-        node._agents = ("Cart/c01",)
+        node.agents = ("Cart/c01",)
         live = await node.start()
         await asyncio.sleep(3)
         assert [what for what in yard.done if "c02" in what] == []
         await node.stop()
-        node._agents = ()
+        node.agents = ()
         await node.start()
         await asyncio.sleep(3)
         assert "Cart/c02 to dock" in yard.done

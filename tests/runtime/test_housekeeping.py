@@ -265,10 +265,10 @@ class TestFullDisk:
                     # Nor can the log be copied, so that it would start again from its front.
                     node.disk.fail(call.number, DiskFault.EIO if call.path == "fleet.db" else DiskFault.ENOSPC)
 
-            node.on_disk_call = spoil
+            node.disk.on_call = spoil
             await count(live, range(3))
             await asyncio.sleep(1.0)
-            node.on_disk_call = None
+            node.disk.on_call = None
             assert snapshot_writes
             assert live.standing().counters["snapshots_given_up"] == 1
             assert live.failure is None

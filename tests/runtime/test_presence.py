@@ -216,7 +216,7 @@ def test_a_node_with_very_many_agents_is_seen_all_the_same() -> None:
     """Names that others would refuse are not said: none named means any."""
 
     async def scene(site: Site) -> None:
-        site.drone._agents = tuple(f"Drone/{number:0120}" for number in range(NAMES_COUNT_MAX + 1))
+        site.drone.agents = tuple(f"Drone/{number:0120}" for number in range(NAMES_COUNT_MAX + 1))
         await site.base.start()
         await site.drone.start()
         await asyncio.sleep(1)
@@ -230,7 +230,7 @@ def test_a_node_with_very_many_agents_is_seen_all_the_same() -> None:
 
 def test_names_that_are_many_bytes_are_not_said_either() -> None:
     async def scene(site: Site) -> None:
-        site.drone._agents = tuple(f"Drone/{number:0120}" for number in range(900))
+        site.drone.agents = tuple(f"Drone/{number:0120}" for number in range(900))
         await site.base.start()
         await site.drone.start()
         await asyncio.sleep(1)

@@ -11,8 +11,7 @@ from stigmergy.base.errors import JournalFull, JournalUnknown
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.inputs import Accepted
 from stigmergy.sim.disk import AfterFailedSync, Call, DiskFault
-from stigmergy.sim.node import SimNode, World
-from stigmergy.sim.peers import Receiver
+from stigmergy.sim.node import Receiver, SimNode, World
 
 PARTS = 6
 EVERY = 3

@@ -34,7 +34,7 @@ from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.shard.commit import Group
 from stigmergy.shard.commit_reader import walk
 from stigmergy.sim.checkers import HoldRecorder, replicas_converge
-from stigmergy.sim.disk import AfterFailedSync, DiskFault
+from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.faults import (
     ALL,
@@ -62,11 +62,10 @@ from stigmergy.sim.faults import (
 )
 from stigmergy.sim.liar import Lies, begin_to_lie, tell_the_truth
 from stigmergy.sim.links import Links, SimBroker, SimBus
-from stigmergy.sim.machine import MEMORY, SEGMENTS, WRITE_S, Machine, draw_journal
+from stigmergy.sim.machine import WRITE_S, Machine, SimServices, draw_journal
 from stigmergy.sim.network import Network
-from stigmergy.sim.node import NodeService, SimNode
+from stigmergy.sim.node import NodeService
 from stigmergy.sim.run import Run
-from stigmergy.sim.services import SimServices
 from stigmergy.sim.timeline import Chronicle, TimelineEntry
 
 # The agents of a simulated fleet, and the machine of each.
@@ -240,15 +239,15 @@ class FaultInjector:
         elif fault == ONE_WAY.name:
             links.change(name, is_unheard=on)
         elif fault == DISK_FULL.name:
-            disk = machine.node.disk
+            disk = machine.disk
             disk.capacity_bytes = disk.used_bytes() + amount if on else 1 << 40
         elif fault == SLOW_DISK.name:
-            machine.node.latency.before_s = amount / MS if on else WRITE_S
+            machine.latency.before_s = amount / MS if on else WRITE_S
         elif fault == PAUSE.name:
             (machine.hold if on else machine.resume)()
         elif fault == CLOCK_DRIFT.name:
-            machine.node.clock.set_drift(amount)
-            machine.node.clock.set_monotonic_drift(amount)
+            machine.clock.set_drift(amount)
+            machine.clock.set_monotonic_drift(amount)
         elif fault == DEVICES.name:
             temper = machine.receiver.temper
             temper.fail = amount / PER_MILLE
@@ -263,7 +262,7 @@ class FaultInjector:
 
     async def _happen(self, planned: Planned) -> None:
         machine, amount = self._machines[planned.node], planned.amount
-        on_disk = machine.journal != MEMORY
+        on_disk = machine.store is None
         if planned.fault in (CRASH.name, POWER.name):
             power = planned.fault == POWER.name
             if amount and on_disk:
@@ -278,9 +277,9 @@ class FaultInjector:
                 machine.flip(amount)
         elif planned.fault == CLOCK_JUMP.name:
             if amount:
-                machine.node.clock.jump(amount / MS)
+                machine.clock.jump(amount / MS)
             else:
-                machine.node.clock.boot_in_1970()
+                machine.clock.boot_in_1970()
         elif planned.fault == VERSIONS.name:
             if self._versions:
                 await machine.upgrade(self._versions[amount % len(self._versions)])
@@ -376,6 +375,7 @@ class SimFleet:
                 version,
                 journal=journal,
                 settings=_settings(setup.fleet.settings, drawn.choice((None, 20, 200)) if setup.faults else None),
+                broker=self.broker if setup.bus else None,
                 quality=self.links.quality[name],
                 devices=setup.devices,
                 stormy=bool(setup.faults),
@@ -405,7 +405,7 @@ class SimFleet:
                 f"keep {', '.join(map(str, unknown))}: this seed draws {len(plan)} faults, with the numbers "
                 f"{min(known, default=0)} to {max(known, default=0)}; take those that a timeline names"
             )
-        disks = [machine.name for machine in self.machines.values() if machine.journal != MEMORY]
+        disks = [machine.name for machine in self.machines.values() if machine.store is None]
         of_disks = {fault.name: None for fault in setup.faults if fault.needs == "disk"}
         plan = [one for one in plan if one.fault not in of_disks or one.node in disks]
         plan = [one for one in plan if one.at_ms < self.lasts_s * MS]
@@ -422,7 +422,7 @@ class SimFleet:
     async def start(self) -> None:
         """Starts all machines, one after the other."""
         for machine in self.machines.values():
-            await machine.start()
+            await machine.run_guarded()
         if self.services.claims:
             self._watch_holders()
         self.breaking.start()
@@ -437,32 +437,24 @@ class SimFleet:
     async def stop(self) -> None:
         """Stops all machines in good order."""
         for machine in self.machines.values():
-            await machine.stop()
+            await machine.retire()
             self.changed(machine, "stopped")
 
     # ------------------------------------------------------------------ what machines need (Surroundings)
 
-    def make_node(self, machine: Machine) -> SimNode:
-        """The machine's node, of its present incarnation."""
-        chance = self.run.chance(f"{machine.name}/node/{machine.incarnation}")
-        node = SimNode(
-            self.run,
-            machine.declare,
-            name=machine.name,
-            settings=machine.settings,
-            in_memory=machine.journal == MEMORY,
-            in_segments=machine.journal == SEGMENTS,
-            after_failed_sync=chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE)),
-            agents=machine.agents,
-            broker=self.broker if self.setup.bus else None,
-            incarnation=machine.incarnation,
-            parts=lambda node, host: self._parts(machine, node, host),
-            make_bus=lambda broker: self._bus(machine, broker),
-            on_durable=lambda group: self.kept(machine, group),
-        )
-        node.latency.before_s = node.latency.after_s = WRITE_S if self.setup.faults else 0.0
-        machine.receiver.on_carried = lambda order: self._carried(machine, order)
-        return node
+    def connect(self, machine: Machine, broker: MemoryBroker) -> SimBus:
+        """The machine's connection to its broker, at a start."""
+        if not isinstance(broker, SimBroker):
+            raise SimulationError("a simulated fleet has a simulated broker")
+        chance = self.run.chance(f"{machine.name}/bus/{machine.incarnation}")
+        return SimBus(broker, machine.name, machine.quality, chance, machine.context, self.run.loop.time_ns)
+
+    def make_services(self, machine: Machine, host: Host) -> Sequence[NodeService]:
+        """What runs beside the host of a machine, at a start."""
+        made = self.services.make(machine, host)
+        if made is not None and made.replicas is not None and machine.name in self._lying:
+            begin_to_lie(made.replicas, self.setup.fleet.name, machine.signer, self.lies)
+        return () if made is None else (made,)
 
     def kept(self, machine: Machine, group: Group) -> None:
         """A group of commits is durable on a machine."""
@@ -472,6 +464,13 @@ class SimFleet:
             self._look_at_holders()
         for hear in self.on_kept:
             hear(machine, group)
+
+    def carried(self, machine: Machine, order: Order[Any]) -> None:
+        """A device of a machine has carried out an order."""
+        for hear in self.on_carried:
+            hear(machine, order)
+        if self.chronicle is not None:
+            self.note(machine.name, "order", repr(order.effect), agent=order.agent)
 
     def changed(self, machine: Machine, what: str) -> None:
         """A machine has started, stopped, crashed or been replaced."""
@@ -495,19 +494,6 @@ class SimFleet:
         since_ns = self._up_since.get(name)
         return [*self.up_ns[name], *([] if since_ns is None else [(since_ns, self.run.loop.time_ns())])]
 
-    def _parts(self, machine: Machine, node: SimNode, host: Host) -> Sequence[NodeService]:
-        made = self.services.make(node, host, machine.quality, machine.context)
-        for one in made:
-            if one.replicas is not None and machine.name in self._lying:
-                begin_to_lie(one.replicas, self.setup.fleet.name, node.signer, self.lies)
-        return made
-
-    def _bus(self, machine: Machine, broker: MemoryBroker) -> SimBus:
-        if not isinstance(broker, SimBroker):
-            raise SimulationError("a simulated fleet has a simulated broker")
-        chance = self.run.chance(f"{machine.name}/bus/{machine.incarnation}")
-        return SimBus(broker, machine.name, machine.quality, chance, machine.context, self.run.loop.time_ns)
-
     # ------------------------------------------------------------------ what is shared and claimed
 
     def _lie(self, name: str, begins: bool) -> None:
@@ -515,10 +501,10 @@ class SimFleet:
             self.liars[name] = self._lying[name] = None
         else:
             self._lying.pop(name, None)
-        live = self.machines[name].live
+        live = self.machines[name].running
         replicas = None if live is None or live.replication is None else live.replication.replicas
         if replicas is not None and begins:
-            begin_to_lie(replicas, self.setup.fleet.name, self.machines[name].node.signer, self.lies)
+            begin_to_lie(replicas, self.setup.fleet.name, self.machines[name].signer, self.lies)
         elif replicas is not None:
             tell_the_truth(replicas)
 
@@ -544,7 +530,7 @@ class SimFleet:
         """What the nodes that run and never lied say about what they share."""
         found: list[tuple[str, SharedStatus]] = []
         for name, machine in self.machines.items():
-            live = machine.live
+            live = machine.running
             replicas = None if live is None or live.replication is None else live.replication.replicas
             if name not in self.liars and replicas is not None:
                 found.append((name, replicas.standing()))
@@ -552,8 +538,7 @@ class SimFleet:
 
     def keys_of_liars(self) -> list[str]:
         """The keys that nodes which have lied ever signed with."""
-        machines = [self.machines[name] for name in self.liars]
-        return [node.signer.public_key.hex() for one in machines for node in (*one.past, one.node)]
+        return [self.machines[name].signer.public_key.hex() for name in self.liars]
 
     def replicas(self) -> dict[str, dict[str, bytes]]:
         """Per shared object and place a digest of what is on disk there."""
@@ -562,7 +547,7 @@ class SimFleet:
             if name in self.liars:
                 continue
             plans = {kind: plan.shared for kind, plan in machine.fleet.plans.items() if plan.shared}
-            for state in machine.node.logbook.states if plans else ():
+            for state in machine.logbook.states if plans else ():
                 for address, agent in state.agents.items():
                     kind, _, agent_id = address.partition("/")
                     for field, shared in plans.get(kind, {}).items():
@@ -577,7 +562,7 @@ class SimFleet:
     def _look_at_holders(self) -> None:
         """Asks every node that runs what it believes to hold at this very moment, by its own clock."""
         for name, machine in self.machines.items():
-            live = machine.live
+            live = machine.running
             claims = None if live is None or live.replication is None else live.replication.claims
             for belief in () if claims is None else claims.beliefs():
                 if belief.holds:
@@ -594,7 +579,7 @@ class SimFleet:
 
     def _heard(self, machine: Machine, source: str, first: int, items: list[tuple[str, bytes]]) -> None:
         """Something from outside has reached a machine. What its marks know already is no news."""
-        now_ns, states = self.run.loop.time_ns(), machine.node.logbook.states
+        now_ns, states = self.run.loop.time_ns(), machine.logbook.states
         known = min(state.marks.consumed(source, 0) for state in states)
         for address, body in items[max(0, known + 1 - first) :]:
             if self._watches:
@@ -604,7 +589,7 @@ class SimFleet:
 
     def _follow(self, machine: Machine, group: Group) -> None:
         """Goes through what was kept."""
-        logbook, now_ns = machine.node.logbook, self.run.loop.time_ns()
+        logbook, now_ns = machine.logbook, self.run.loop.time_ns()
         for sealed in group.commits:
             reading = ShardReading(logbook.states[sealed.shard])
             for kept in walk(logbook.commits[sealed.shard][sealed.position - 1], reading):
@@ -628,7 +613,7 @@ class SimFleet:
         now_ns = self.run.loop.time_ns()
         if begins:
             self.up_ns[name].append((self._up_since.pop(name), now_ns))
-        elif self.machines[name].live is not None:
+        elif self.machines[name].running is not None:
             self._up_since[name] = now_ns
 
     def _message_passed(self, sender: str, to: str, sent_ns: int, message: BusMessage) -> None:
@@ -637,12 +622,6 @@ class SimFleet:
             agent = "/".join(levels[1:3]) if levels[0] == AGENTS else ""
             text = " ".join(levels[4:] if agent else levels[-1:])
             self.note(to, "message", text, agent=agent, peer=sender, since_ns=sent_ns)
-
-    def _carried(self, machine: Machine, order: Order[Any]) -> None:
-        for hear in self.on_carried:
-            hear(machine, order)
-        if self.chronicle is not None:
-            self.note(machine.name, "order", repr(order.effect), agent=order.agent)
 
 
 def _settings(settings: Settings, snapshot_every: int | None) -> Settings:

@@ -45,6 +45,8 @@ class Logbook:
         self.signatures: list[Signature] = []
         self.findings: list[str] = []
         self.groups = 0
+        self.lives = 0
+        """How often the node was started with this journal."""
         self._digests: list[list[bytes]] = [[] for _ in range(shards)]
         self._attempt: Group | None = None
 

@@ -19,6 +19,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Sequence
+from contextvars import Context
 
 from msgspec import Struct
 
@@ -107,9 +108,12 @@ class Network:
 
     # Nodes.
 
-    def mesh(self, node: str) -> SimMesh:
-        """A mesh for this name: a new node, or the next life of one that crashed."""
-        return SimMesh(self, node, self._bytes_max)
+    def mesh(self, node: str, context: Context | None = None) -> SimMesh:
+        """A mesh for this name: a new node, or the next life of one that crashed.
+
+        With a context, what it hears waits while the machine of that context is held up.
+        """
+        return SimMesh(self, node, self._bytes_max, context)
 
     def crash(self, node: str) -> None:
         """The node is gone without a word: it hears and sends nothing more. What is under way to it finds its heir."""
@@ -258,7 +262,7 @@ class Network:
 class SimMesh:
     """One node's mesh (the Mesh port) in a Network."""
 
-    def __init__(self, network: Network, node: str, bytes_max: int) -> None:
+    def __init__(self, network: Network, node: str, bytes_max: int, context: Context | None = None) -> None:
         if not is_node_name(node):
             raise ValueError(f"no node can be called {node!r}")
         self.node = node
@@ -268,6 +272,7 @@ class SimMesh:
         self.is_dead = False
         """Crashed or closed."""
         self._network = network
+        self._context = context
         self._hear: Hear | None = None
 
     async def open(self, hear: Hear) -> None:
@@ -299,7 +304,10 @@ class SimMesh:
         if self._hear is not None and not self.is_dead:
             self.counters.received_count += 1
             self.counters.received_bytes += len(body)
-            self._hear(sender, body)
+            if self._context is None:
+                self._hear(sender, body)
+            else:
+                asyncio.get_running_loop().call_soon(self._hear, sender, body, context=self._context.copy())
 
 
 def _damaged(body: bytes, chance: random.Random) -> bytes:

@@ -12,15 +12,23 @@ that happens is recorded in the world's trace; two runs of one seed have the sam
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import copy
+import random
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Protocol
 
+from msgspec import Struct
+
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Order
+from stigmergy.agents.messages import Action, spec_of
 from stigmergy.base.errors import StigmergyError
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.control.live import Live
+from stigmergy.devices.staleness import safe_actions_of
 from stigmergy.journal import segments, sqlite
-from stigmergy.journal.files import Files
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import Journal, JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
@@ -32,67 +40,15 @@ from stigmergy.node.device_tasks import Devices, Inline, start_attached
 from stigmergy.node.host import Host, open_host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group
-from stigmergy.sim.disk import AfterFailedSync, IoCall, SimDisk, SimFile
+from stigmergy.sim.disk import AfterFailedSync, SimFolder
 from stigmergy.sim.errors import NoProgress
 from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
 from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.run import Run
 from stigmergy.uplink.rules import UplinkRule
 
-# A folder of a simulated disk, for the journal in segments.
-
-
-class SimFolder:
-    """The files of a disk whose names begin with the folder's."""
-
-    def __init__(self, disk: SimDisk, path: str) -> None:
-        self._disk = disk
-        self.files: Files = disk
-        self.path = path
-
-    def make(self) -> None:
-        """A folder of a simulated disk is there once a file is in it."""
-
-    def names(self) -> list[str]:
-        """What is there, sorted."""
-        prefix = f"{self.path}/"
-        return [path.removeprefix(prefix) for path in self._disk.paths() if path.startswith(prefix)]
-
-    def size(self, name: str) -> int | None:
-        """How many bytes a file has, or None if there is no such file."""
-        return self._disk.size(self._of(name))
-
-    def claim(self, name: str) -> SimFile:
-        """Claims the file."""
-        return self._disk.claim(self._of(name))
-
-    def open(self, name: str, *, create: bool = False) -> SimFile:
-        """Opens a file."""
-        return self._disk.open(self._of(name), create=create)
-
-    def replace(self, source: str, target: str) -> None:
-        """Syncs the source and gives it the target's name, durably."""
-        self._disk.replace(self._of(source), self._of(target))
-
-    def remove(self, name: str) -> None:
-        """Removes the file."""
-        self._disk.remove(self._of(name))
-
-    def sync(self) -> None:
-        """Makes names durable."""
-        self._disk.sync_folder(self.path)
-
-    def free_bytes(self) -> int:
-        """How much room is left."""
-        return self._disk.free_bytes(self.path)
-
-    def _of(self, name: str) -> str:
-        return f"{self.path}/{name}"
-
-
 World = Run
 """What tests of the runtime call a run. Users' World is in sim/world.py."""
-URL = "sqlite:fleet.db"
 WAL_BYTES_MAX = 256 << 10
 RESERVE_BYTES = 64 << 10
 """Small, so that a short run goes through checkpoints."""
@@ -134,7 +90,6 @@ class SimNode:
         uplink: UplinkRule | None = None,
         part: tuple[int, int] | None = None,
         attach: Callable[[Host], PeerProcesses] | None = None,
-        incarnation: int = 1,
         parts: Callable[[SimNode, Host], Sequence[NodeService]] | None = None,
         make_bus: Callable[[MemoryBroker], MemoryBus] | None = None,
         on_durable: Callable[[Group], None] | None = None,
@@ -142,42 +97,57 @@ class SimNode:
         """`parts` makes, at each start, what runs beside the host; `on_durable` hears of every group that is kept."""
         self.world = world
         self.name = name
-        self.clock = SimClock(world.loop)
-        life = "" if incarnation == 1 else f"/{incarnation}"
-        self.entropy = SimEntropy(world.seed, f"{name}{life}")
-        self.disk = world.make_disk(name, sync_lies=sync_lies, after_failed_sync=after_failed_sync)
-        self.disk.on_call = self._on_disk_call
-        self.latency = Latency()
+        self.agents = tuple(agents)
         self.signer = Ed25519Signer(SimEntropy(world.seed, f"{name}/key").token(32))
-        self.declaration = declare(self)
-        self.settings = settings or self.declaration.settings
-        self.lives = 0
         self.up_since_ns = 0
-        self.on_disk_call: Callable[[IoCall], None] | None = None
-        self._identity = JournalIdentity(
-            self.declaration.name, self.declaration.shards, incarnation, part, self.declaration.homes.key_name
-        )
-        self._attach = attach
-        """Makes the node one of several owners that share its fleet."""
-        self.peers: PeerProcesses | None = None
-        self._make_parts = parts
-        self.parts: Sequence[NodeService] = ()
-        self._make_bus = make_bus or (lambda broker: MemoryBus(broker, name))
-        self._on_durable = on_durable
-        self.logbook = Logbook(self._identity, self.declaration.plans, self.settings.limits)
-        self.store = MemoryJournalStore(self._identity) if in_memory else None
-        self._in_segments = in_segments
-        self._journal: WatchedJournal | None = None
-        self._live: Live | None = None
-        self._agents = tuple(agents)
-        self._devices: Devices | None = None
+        self.past: list[Logbook] = []
+        """Of incarnations whose disk was replaced."""
         self.broker = broker
         """Whom the node is connected with, under its name; None without a bus."""
-        self._bus: MemoryBus | None = None
+        self.bus: MemoryBus | None = None
+        """The connection to the broker, from its start on."""
         self.link: BusLink | None = None
         """The node's side of its bus, from its start on."""
         self.uplink = uplink
         """What of its log the node sends on, from its next start."""
+        self.peers: PeerProcesses | None = None
+        self.parts: Sequence[NodeService] = ()
+        self._declare = declare
+        self._settings = settings
+        self._in_memory = in_memory
+        self._in_segments = in_segments
+        self._sync_lies = sync_lies
+        self._part = part
+        self._attach = attach
+        """Makes the node one of several owners that share its fleet."""
+        self._make_parts = parts
+        self._make_bus = make_bus or (lambda broker: MemoryBus(broker, name))
+        self._on_durable = on_durable
+        self._journal: WatchedJournal | None = None
+        self._live: Live | None = None
+        self._devices: Devices | None = None
+        self._install(1, after_failed_sync)
+
+    def _install(self, incarnation: int, after_failed_sync: AfterFailedSync) -> None:
+        """Puts a new computer with an empty disk under the node's name. Its key stays; everything else is new."""
+        world, name = self.world, self.name
+        self.incarnation = incarnation
+        self.clock = SimClock(world.loop)
+        self.entropy = SimEntropy(world.seed, name if incarnation == 1 else f"{name}/{incarnation}")
+        self.disk = world.make_disk(name, sync_lies=self._sync_lies, after_failed_sync=after_failed_sync)
+        self.latency = Latency()
+        self.declaration = declaration = self._declare(self)
+        self.settings = self._settings or declaration.settings
+        identity = JournalIdentity(
+            declaration.name, declaration.shards, incarnation, self._part, declaration.homes.key_name
+        )
+        self.logbook = Logbook(identity, declaration.plans, self.settings.limits)
+        self.store = MemoryJournalStore(identity) if self._in_memory else None
+
+    def replace_disk(self, after_failed_sync: AfterFailedSync) -> None:
+        """A node that is down gets an empty disk under its next incarnation. What only the old one had is gone."""
+        self.past.append(self.logbook)
+        self._install(self.incarnation + 1, after_failed_sync)
 
     @property
     def live(self) -> Live | None:
@@ -192,9 +162,9 @@ class SimNode:
         return self._live.host
 
     @property
-    def bus(self) -> MemoryBus | None:
-        """The connection to the broker, from its start on."""
-        return self._bus
+    def lives(self) -> int:
+        """How often it was started with its present disk."""
+        return self.logbook.lives
 
     @property
     def alive(self) -> bool:
@@ -230,7 +200,7 @@ class SimNode:
                 Ed25519Verifier(),
                 self.clock,
                 self.settings,
-                agents=self._agents,
+                agents=self.agents,
             )
             journal.owner_failed = lambda: host.failure is not None
             host.waker.on_unserved = self._not_served
@@ -245,7 +215,7 @@ class SimNode:
             self.record("does not start", type(error).__name__)
             await self._die()
             raise
-        self.lives += 1
+        self.logbook.lives += 1
         self.up_since_ns = self.world.loop.time_ns()
         self.logbook.compare_states(host.recovered.states, f"life {self.lives}, recovered")
         self._devices = devices
@@ -311,7 +281,7 @@ class SimNode:
         if self._in_segments:
             return segments.open_journal(
                 "segments:fleet",
-                self._identity,
+                self.logbook.identity,
                 inline=True,
                 segment_bytes=SEGMENT_BYTES,
                 reserve_bytes=RESERVE_BYTES,
@@ -319,8 +289,8 @@ class SimNode:
                 key=self.journal_key,
             )
         return sqlite.open_journal(
-            URL,
-            self._identity,
+            "sqlite:fleet.db",
+            self.logbook.identity,
             inline=True,
             wal_bytes_max=WAL_BYTES_MAX,
             reserve_bytes=RESERVE_BYTES,
@@ -344,7 +314,7 @@ class SimNode:
             await part.kill()
         if self.peers is not None:
             await self.peers.stop()
-        bus, self._bus = self._bus, None
+        bus, self.bus = self.bus, None
         if bus is not None and self.broker is not None:
             # The broker sees the connection break; nothing that still runs here reaches it any more.
             self.broker.vanish(self.name)
@@ -363,14 +333,170 @@ class SimNode:
     def _make_link(self, host: Host) -> BusLink | None:
         if self.broker is None:
             return None
-        self._bus = self._make_bus(self.broker)
-        return BusLink(host, self._bus, self.entropy, site="local", node=self.name, uplink=self.uplink)
+        self.bus = self._make_bus(self.broker)
+        return BusLink(host, self.bus, self.entropy, site="local", node=self.name, uplink=self.uplink)
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])
         if self._on_durable is not None:
             self._on_durable(group)
 
-    def _on_disk_call(self, call: IoCall) -> None:
-        if self.on_disk_call is not None:
-            self.on_disk_call(call)
+
+# The devices of a node, which survive its crashes, and a declaration that uses them in place of real ones.
+
+SAFE = ".safe."
+"""What the key of a safe action has in it."""
+
+
+class Carried(Struct, frozen=True):
+    """An order that was carried out, the first time."""
+
+    agent: str
+    tag: str
+    body: bytes
+    time_ns: int
+    token: int
+    sequence: int
+
+
+class Temper(Struct):
+    """How a network or a device behaves; changed while the simulation runs."""
+
+    loss: float = 0.0
+    repeat: float = 0.0
+    delay_s: float = 0.0
+    fail: float = 0.0
+
+
+class Receiver:
+    """The devices: each order is carried out once, whatever is repeated."""
+
+    def __init__(self, node: SimNode, chance: random.Random) -> None:
+        self._node = node
+        self._disk = node.disk
+        self._chance = chance
+        self.temper = Temper()
+        self.carried: dict[str, Carried] = {}
+        """By key, in the order of the first time."""
+        self.failed_keys: dict[str, None] = {}
+        """Orders that a device has failed at least once."""
+        self.safe_tried_ns: dict[str, int] = {}
+        """Per agent when a safe action last went out, whether the device took it or not."""
+        self.safe_tries: dict[str, list[int]] = {}
+        """Per agent all such times."""
+        self.safe: list[Carried] = []
+        self.on_carried: Callable[[Order[Any]], None] | None = None
+        """Told of each order, the first time."""
+        self.repeats = 0
+        self.findings: list[str] = []
+
+    def act(self, order: Order[Any]) -> None:
+        """Carries out an order at once."""
+        if self._node_lives:
+            self.note_try(order)
+            if self._chance.random() < self.temper.fail / 2:
+                self.failed_keys[order.key] = None
+                raise OSError("the device did not answer")
+            self._carry_out(order)
+            if self._chance.random() < self.temper.fail / 2:
+                raise OSError("the device has acted, but its answer is lost")
+
+    async def act_slowly(self, order: Order[Any]) -> None:
+        """Carries out an order in the course of some time."""
+        await self._take_time()
+        self.act(order)
+        await self._take_time()
+
+    def note_try(self, order: Order[Any]) -> None:
+        """A safe action has reached the devices, whatever becomes of it."""
+        if SAFE in order.key and self._node_lives:
+            self.safe_tried_ns[order.agent] = now_ns = self._node.world.loop.time_ns()
+            self.safe_tries.setdefault(order.agent, []).append(now_ns)
+
+    async def _take_time(self) -> None:
+        if self.temper.delay_s:
+            await asyncio.sleep(self._chance.uniform(0, self.temper.delay_s))
+        if not self._node_lives:
+            # The machine is down: the caller is about to be told so. Nothing leaves it any more.
+            await asyncio.get_running_loop().create_future()
+
+    def _carry_out(self, order: Order[Any]) -> None:
+        body = encode(order.effect)
+        tag = spec_of(type(order.effect)).tag
+        time_ns = self._node.world.loop.time_ns()
+        carried = Carried(order.agent, tag, body, time_ns, order.token, order.sequence)
+        known = self.carried.get(order.key)
+        if known is not None:
+            self.repeats += 1
+            if (known.agent, known.tag, known.body, known.token) != (order.agent, tag, body, order.token):
+                self.findings.append(f"key {order.key}: was {known.tag} of {known.agent}, is {tag} of {order.agent}")
+            return
+        self.carried[order.key] = carried
+        if SAFE in order.key:
+            self.safe.append(carried)
+        else:
+            self._check_is_durable(order, body)
+        self._node.record("carried out", [order.key, order.agent, tag])
+        if self.on_carried is not None:
+            self.on_carried(order)
+
+    @property
+    def _node_lives(self) -> bool:
+        """A node with a new disk has new devices: to these it never comes back."""
+        return self._node.alive and self._node.disk is self._disk
+
+    def _check_is_durable(self, order: Order[Any], body: bytes) -> None:
+        """Journal before effect: the commit behind the order must be durable at this very moment."""
+        _, shard, position, index = (int(part) for part in order.key.split("."))
+        commits = self._node.logbook.commits[shard]
+        if position > len(commits):
+            self.findings.append(f"order {order.key} went out, but {len(commits)} commits of shard {shard} are durable")
+            return
+        owed = commits[position - 1].owed
+        if index >= len(owed) or (owed[index].agent, owed[index].body) != (order.agent, body):
+            self.findings.append(f"order {order.key} of {order.agent} is not what the log owes at that place")
+
+
+def equip(fleet: Declaration, receiver: Receiver, *, devices: bool) -> Declaration:
+    """The same fleet with simulated actuators: `receiver`, which keeps marks, carries out every action.
+
+    Workers stay as they are: their results are part of the design under test. Sensors, control loops and attachments
+    are left out, and the test provides observations. With `devices` all of them run as declared.
+    """
+    made = copy.copy(fleet)
+    if devices:
+        return made
+
+    def actuator(order: Order[Any]) -> Awaitable[None] | None:
+        if receiver.temper.delay_s:
+            return Slowly(receiver, order)
+        receiver.act(order)
+        return None
+
+    actuators = dict(fleet._actuators)
+    for tag, (effect, _) in fleet._actuators.items():
+        if issubclass(effect, Action):
+            actuators[tag] = (effect, actuator)
+    for plan in fleet.plans.values():
+        for action in safe_actions_of(plan):
+            actuators.setdefault(spec_of(type(action)).tag, (type(action), actuator))
+    made._actuators = actuators
+    made._batched = {tag: (action, _take_all) for tag, (action, _) in fleet._batched.items()}
+    made.sensors, made.loops, made.attachments = {}, {}, []
+    return made
+
+
+class Slowly:
+    """An order that takes time. Not a coroutine: one that a crash comes before would never be awaited."""
+
+    def __init__(self, receiver: Receiver, order: Order[Any]) -> None:
+        self._receiver = receiver
+        self._order = order
+        receiver.note_try(order)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._receiver.act_slowly(self._order).__await__()
+
+
+def _take_all(orders: Any) -> None:
+    """Confirms a block of orders."""

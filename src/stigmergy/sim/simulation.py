@@ -19,21 +19,40 @@ import inspect
 import os
 import random
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Concatenate, ParamSpec
 
+import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
+from stigmergy.agents.codec import tag_of
+from stigmergy.agents.messages import SECOND_NS, Event, Keeping, spec_of
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
+from stigmergy.audit.directories import ShardReading
 from stigmergy.base.errors import ConfigError, StigmergyError
+from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.sim.checkers import everything_makes_progress
+from stigmergy.shard.commit_reader import KeptEvent, walk
+from stigmergy.sim.checkers import (
+    AcknowledgedInput,
+    SignedLog,
+    TakenMessage,
+    Watched,
+    chain_is_valid,
+    everything_makes_progress,
+    nothing_acknowledged_is_lost,
+    nothing_is_doubled,
+    one_holder_at_a_time,
+    safe_action_in_time,
+)
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.evidence import check_fleet, check_replication, count_shut_out
 from stigmergy.sim.faults import ALL, Fault, Planned, read_faults
 from stigmergy.sim.fleet import FOR_S, HEAL_S, Setup, SimFleet
-from stigmergy.sim.machine import Replaced
+from stigmergy.sim.logbook import Logbook
+from stigmergy.sim.machine import Machine, Replaced
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, render
 from stigmergy.sim.world import World
@@ -200,8 +219,8 @@ class _Stage:
             f"everything_makes_progress: {setup.heal_s:g} s after the heal {finding}"
             for finding in (() if world.converged() else everything_makes_progress(world.settling()))
         ]
-        self.violations += check_replication(fleet)
-        self._shut_out = count_shut_out(fleet)
+        self.violations += _check_replication(fleet)
+        self._shut_out = _count_shut_out(fleet)
         await fleet.stop()
 
     def _begin(self, world: World) -> None:
@@ -215,7 +234,7 @@ class _Stage:
     def outcome(self) -> Outcome:
         """What is to be said about the run."""
         fleet, world, run = self._fleet, self._world, self._run
-        violations = ([] if world is None else world.violations) + self.violations + check_fleet(fleet)
+        violations = ([] if world is None else world.violations) + self.violations + _check_fleet(fleet)
         counts = {**_count(fleet), "shut out": self._shut_out, "lies": fleet.lies.count}
         return Outcome(
             run.seed,
@@ -232,7 +251,7 @@ class _Stage:
 
 def _count(fleet: SimFleet) -> dict[str, int]:
     machines = list(fleet.machines.values())
-    nodes = [node for machine in machines for node in (*machine.past, machine.node)]
+    logbooks = [logbook for machine in machines for logbook in (*machine.past, machine.logbook)]
     told = sum(machine.feed.acknowledged_count for machine in machines)
     carried = fleet.broker.carried_count + fleet.network.counters.delivered_count
     return {
@@ -240,14 +259,181 @@ def _count(fleet: SimFleet) -> dict[str, int]:
         "messages": told + carried,
         "told": told,
         "between nodes": carried,
-        "lives": sum(node.lives for node in nodes),
+        "lives": sum(logbook.lives for logbook in logbooks),
         "replaced": sum(len(machine.past) for machine in machines),
-        "groups": sum(node.logbook.groups for node in nodes),
-        "events": sum(state.events_count for node in nodes for state in node.logbook.states),
+        "groups": sum(logbook.groups for logbook in logbooks),
+        "events": sum(state.events_count for logbook in logbooks for state in logbook.states),
         "orders": sum(len(receiver.carried) for machine in machines for receiver in machine.receivers),
         "records": fleet.run.trace.count,
         **dict(sorted(fleet.breaking.counts.items())),
     }
+
+
+# ------------------------------------------------------------------ what a run left behind, as input of the checkers
+#
+# Everything in it was seen from outside.
+
+SIGNATURES_MAX = 50
+"""So many signatures of a shard are checked, at equal distances, the last one among them."""
+DOUBT_NS = 6 * SECOND_NS
+"""What came by another way than from outside was heard at most so long before it was durable: a write that takes longer
+is given up."""
+
+
+def _check_fleet(fleet: SimFleet) -> list[str]:
+    """All that can be said about a run once it is over."""
+    found: list[str] = []
+    for machine in fleet.machines.values():
+        found += machine.findings
+        for logbook in (*machine.past, machine.logbook):
+            found += [f"{machine.name}: {finding}" for finding in logbook.findings]
+            found += [f"chain_is_valid: {finding}" for finding in _check_chain(machine, logbook)]
+        found += [f"{machine.name}: {finding}" for receiver in machine.receivers for finding in receiver.findings]
+    if any(machine.logbook.findings for machine in fleet.machines.values()):
+        return found  # the rest would say the same in other words
+    for machine in fleet.machines.values():
+        found += [f"nothing_acknowledged_is_lost: {finding}" for finding in _check_acknowledged(machine)]
+        found += [f"nothing_is_doubled: {finding}" for finding in _check_doubled(machine)]
+    holds = fleet.holding.finish(fleet.run.loop.time_ns())
+    found += [f"one_holder_at_a_time: {finding}" for finding in one_holder_at_a_time(holds)]
+    found += [f"safe_action_in_time: {finding}" for finding in safe_action_in_time(_watched(fleet))]
+    return found
+
+
+def _check_replication(fleet: SimFleet) -> list[str]:
+    """While nodes still run: replicas are equal; nobody is shut out but liars, and nothing has diverged but by them."""
+    found = [f"replicas_converge: {finding}" for finding in fleet.apart()]
+    liars, lies = fleet.keys_of_liars(), fleet.lies.objects
+    for name, shared in fleet.honest_standings():
+        diverged = [one for one in shared.diverged if one not in lies]
+        found += [f"replicas_converge: {name} says that {one} has diverged" for one in diverged]
+        shut_out = [key for key in shared.quarantined if key not in liars]
+        found += [f"only_liars_are_shut_out: {name} has quarantined {key[:16]}…, which never lied" for key in shut_out]
+    return found
+
+
+def _count_shut_out(fleet: SimFleet) -> int:
+    """How many keys honest nodes take nothing from any more."""
+    return sum(len(shared.quarantined) for _, shared in fleet.honest_standings())
+
+
+def _events_of(logbook: Logbook, shard: int) -> Iterator[tuple[int, KeptEvent]]:
+    """All events in the log of one shard, with their positions."""
+    reading = ShardReading(logbook.states[shard])
+    for commit in logbook.commits[shard]:
+        for kept in walk(commit, reading):
+            yield commit.position, kept
+
+
+def _check_chain(machine: Machine, logbook: Logbook) -> list[str]:
+    found: list[str] = []
+    verify = Ed25519Verifier().verify
+    for shard in range(len(logbook.commits)):
+        digests = [logbook.digest(shard, position) for position in range(1, len(logbook.commits[shard]) + 1)]
+        signatures = [one for one in logbook.signatures if any(head.shard == shard for head in one.heads)]
+        # The heads of a later one stand for all before it; to check each of very many takes longer than the run did.
+        step = max(1, len(signatures) // SIGNATURES_MAX)
+        signatures = signatures[::-1][::step][::-1]
+        log = SignedLog(
+            machine.name,
+            logbook.identity.fleet,
+            shard,
+            logbook.commits[shard],
+            digests,
+            signatures,
+            machine.signer.public_key,
+        )
+        found += chain_is_valid(log, verify)
+    return found
+
+
+def _is_kept(plan: AgentPlan, tag: str) -> bool:
+    """Whether an observed event of this type is in the log as it came, once it was consumed."""
+    for message, handled in plan.plans.items():
+        if issubclass(message, Event) and handled.tag == tag:
+            return handled.decide is None and handled.promise in (Keeping.DURABLE, Keeping.WITHIN)
+    return False
+
+
+def _check_acknowledged(machine: Machine) -> list[str]:
+    """Only of the present incarnation: what a lost disk had acknowledged is lost, and an operator knows it."""
+    kept: dict[tuple[str, str, bytes], None] = {}
+    skipped: list[tuple[str, str, int, int]] = []
+    failed_tag, skipped_tag = spec_of(InputFailed).tag, spec_of(InputsSkipped).tag
+    for shard in range(len(machine.logbook.commits)):
+        for _, event in _events_of(machine.logbook, shard):
+            kept[machine.name, event.address, event.body] = None
+            if event.tag == failed_tag:
+                failure = msgspec.msgpack.decode(event.body, type=InputFailed)
+                kept[machine.name, failure.to, failure.input] = None
+            elif event.tag == skipped_tag and event.address == SHARD_ADDRESS:
+                skip = msgspec.msgpack.decode(event.body, type=InputsSkipped)
+                skipped.append((machine.name, skip.source, skip.first, skip.last))
+    plans, source = machine.fleet.plans, machine.feed.source
+    known: dict[tuple[str, str], bool] = {}
+    told: list[AcknowledgedInput] = []
+    for one in machine.feed.told:
+        kind = one.address.partition("/")[0]
+        key = (kind, tag_of(one.body))
+        if key not in known:
+            known[key] = _is_kept(plans[kind], key[1])
+        if one.source == source and known[key]:
+            told.append(AcknowledgedInput(machine.name, one.source, one.number, one.address, one.body))
+    return nothing_acknowledged_is_lost(told, kept, skipped)
+
+
+def _check_doubled(machine: Machine) -> list[str]:
+    """What came from outside is in the log as often as it was said, and not once more."""
+    source = machine.feed.source
+    said = machine.feed.said()
+    seen: dict[tuple[str, bytes], int] = {}
+    taken: list[TakenMessage] = []
+    for shard in range(len(machine.logbook.commits)):
+        for position, event in _events_of(machine.logbook, shard):
+            if event.source != source:
+                continue
+            key = (event.address, event.body)
+            seen[key] = seen.get(key, 0) + 1
+            what = f"{event.tag} at position {position}"
+            number = min(seen[key], said.get(key, 0))
+            taken.append(TakenMessage(event.address, f"{source} {event.body.hex()}", number, what))
+    return nothing_is_doubled(one for one in taken if one.number)
+
+
+def _watched(fleet: SimFleet) -> Iterator[Watched]:
+    """Every agent that has a rule about silence, with all that was heard of it."""
+    for machine in fleet.machines.values():
+        rules = {
+            kind: {spec_of(rule.event).tag: int(rule.after_s * SECOND_NS) for rule in plan.stale_rules}
+            for kind, plan in machine.fleet.plans.items()
+            if plan.stale_rules
+        }
+        if not rules or machine.past or fleet.setup.devices or fleet.setup.versions:
+            continue  # of a machine that was replaced the times of several lives would be mixed
+        known: dict[str, int] = {}
+        for one in fleet.freshness.get(machine.name, ()):
+            known.setdefault(one.agent, one.time_ns)
+        for address, known_ns in known.items():
+            state = machine.logbook.states[machine.fleet.homes.of(address)]
+            if address in state.stopped:
+                continue
+            for tag, after_ns in rules.get(address.partition("/")[0], {}).items():
+                yield _watch(fleet, machine, address, tag, after_ns, known_ns)
+
+
+def _watch(fleet: SimFleet, machine: Machine, address: str, tag: str, after_ns: int, known_ns: int) -> Watched:
+    told = [one for one in fleet.maybe_fresh.get(machine.name, ()) if (one.agent, one.tag) == (address, tag)]
+    first_told: dict[bytes, list[int]] = {}
+    for one in told:
+        first_told.setdefault(one.body, []).append(one.time_ns)
+    fresh = [start for start in fleet.starts[machine.name] if start[0] > known_ns]
+    for one in fleet.freshness.get(machine.name, ()):
+        if (one.agent, one.tag) == (address, tag):
+            before = [time_ns for time_ns in first_told.pop(one.body, []) if time_ns <= one.time_ns]
+            fresh.append((before[0] if before else one.time_ns - DOUBT_NS, one.time_ns))
+    tries = sorted(machine.receiver.safe_tries.get(address, ()))
+    maybe = [one.time_ns for one in told]
+    return Watched(address, after_ns, sorted(fresh), maybe, tries, fleet.up_of(machine.name))
 
 
 # ------------------------------------------------------------------ many seeds

@@ -81,7 +81,7 @@ class Node:
     @property
     def is_up(self) -> bool:
         """Whether it runs."""
-        return self._machine.live is not None
+        return self._machine.running is not None
 
     @property
     def incarnation(self) -> int:
@@ -230,7 +230,7 @@ class World:
         plan = machine.fleet.plans.get(address.partition("/")[0])
         if plan is None or (kind is not None and plan.cls is not kind):
             raise UnknownKind(f"{address} is no {kind.__name__ if kind else 'agent of this fleet'}")
-        states = machine.node.logbook.states
+        states = machine.logbook.states
         state = states[machine.fleet.homes.of(address)]
         if plan.engine is not None:
             table = state.tables[plan.kind]
@@ -288,7 +288,7 @@ class World:
         held = self._fleet.broker
         found: list[Settling] = []
         for name, machine in self._fleet.machines.items():
-            live = machine.live
+            live = machine.running
             waiting = owed = 0
             if live is not None:
                 host = live.host
@@ -297,7 +297,7 @@ class World:
                 owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in host.shards) - _in_line(
                     live
                 )
-            at_broker = held.held_count(name) if machine.node.broker is not None else 0
+            at_broker = held.held_count(name) if machine.broker is not None else 0
             found.append(Settling(name, live is not None, machine.feed.open_count, waiting, owed, at_broker))
         return found
 
