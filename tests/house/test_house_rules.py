@@ -181,6 +181,23 @@ def own_nodes(function: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
+def constants_have_one_value(module: Module) -> Iterator[str]:
+    """The last of several wins, also in functions above it: two modules put into one file changed a back-off so."""
+    seen: dict[str, int] = {}
+    for node in module.tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for name in [inner.id for target in targets for inner in names_in(target)]:
+            if name in seen and name.isupper():
+                yield f"{module.at(node.lineno)}: {name} has another value in line {seen[name]}; rename one of them"
+            seen[name] = node.lineno
+
+
+def names_in(target: ast.expr) -> list[ast.Name]:
+    """The names that an assignment sets."""
+    parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    return [part for part in parts if isinstance(part, ast.Name)]
+
+
 def no_machine_paths(name: str, text: str) -> Iterator[str]:
     """A path of somebody's machine is wrong on every other one."""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -196,6 +213,7 @@ RULES: tuple[Rule, ...] = (
     nothing_is_left_unfinished,
     sets_are_not_iterated,
     async_code_is_deterministic,
+    constants_have_one_value,
 )
 
 
@@ -255,6 +273,8 @@ BAD: tuple[tuple[Rule, Module], ...] = (
     (sets_are_not_iterated, code("for x in set(y): pass")),
     (sets_are_not_iterated, code("z = [x for x in frozenset(y)]")),
     (sets_are_not_iterated, code("for x in {y for y in z}: pass")),
+    (constants_have_one_value, code("PAUSE_S = 0.1\nx = PAUSE_S\nPAUSE_S = 2.0")),
+    (constants_have_one_value, code("A, B = 1, 2\nB = 3")),
     (async_code_is_deterministic, code("asyncio.wait(tasks)")),
     (async_code_is_deterministic, code("asyncio.TaskGroup()")),
     (async_code_is_deterministic, code("from asyncio import wait")),

@@ -248,8 +248,8 @@ WELL_EVERY_S = 1.0
 ROOM_BYTES_MIN = 16 * 1024 * 1024
 """Free on its disk before it is restarted: less is full again at once."""
 FILES_MIN = 100
-PAUSE_S = 2.0
-PAUSE_S_MAX = 60.0
+MEND_PAUSE_S = 2.0
+MEND_PAUSE_S_MAX = 60.0
 """Between two restarts; it doubles each time, until the server was well for the longer of these."""
 END_S_MAX = 15.0
 
@@ -304,7 +304,7 @@ class ServerWatch:
         if self._restarted:
             self._restarted = False
             self._say("well", f"{self._child.name} is well again", GOOD, {})
-        if now_s - self._well_s > PAUSE_S_MAX:
+        if now_s - self._well_s > MEND_PAUSE_S_MAX:
             self._pause_s = 0.0
 
     async def _mend(self, error: str, now_s: float) -> None:
@@ -322,7 +322,7 @@ class ServerWatch:
             self._told = what
         if waits_for:
             return
-        self._pause_s = min(PAUSE_S_MAX, max(PAUSE_S, 2 * self._pause_s))
+        self._pause_s = min(MEND_PAUSE_S_MAX, max(MEND_PAUSE_S, 2 * self._pause_s))
         self._not_before_s = now_s + self._pause_s
         self._say("restarting", f"{self._child.name} is restarted: its disk has room", WARN, {})
         self._restarted, self._seen_s, self._told = True, 0.0, ""
