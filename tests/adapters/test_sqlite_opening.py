@@ -155,6 +155,11 @@ def test_url_that_names_no_file_is_refused(url: str) -> None:
         open_journal(url, IDENTITY)
 
 
+def test_name_that_is_too_long_is_no_failure_of_the_device(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name too long"):
+        open_journal(f"sqlite:{tmp_path}/{'n' * 300}.db", IDENTITY)
+
+
 def test_missing_folder_and_impossible_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         open_journal(f"sqlite:{tmp_path}/nowhere/fleet.db", IDENTITY)

@@ -6,8 +6,6 @@ write that failed for lack of space is rolled back and known; any other failed w
 
 from __future__ import annotations
 
-import errno
-
 import apsw
 
 from stigmergy.base.errors import (
@@ -18,33 +16,25 @@ from stigmergy.base.errors import (
     JournalForeign,
     JournalFull,
     JournalLocked,
-    JournalUnknown,
     StigmergyError,
 )
-from stigmergy.journal.file_errors import RESTORE, full_error, is_full, unknown_error
-
-_ACCESS_ERRNOS = frozenset(
-    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP}
-)
+from stigmergy.journal import file_errors
+from stigmergy.journal.file_errors import RESTORE, full_error, unknown_error
 
 
 def opening_error(error: Exception, path: str) -> StigmergyError:
     """Why the journal could not be opened or made."""
-    if isinstance(error, StigmergyError):
-        return error
-    if isinstance(error, apsw.BusyError | apsw.LockedError | BlockingIOError):
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
         return JournalLocked(f"{path}: another program has the journal open; stop it first, or look at a copy")
     if isinstance(error, apsw.NotADBError):
         return JournalForeign(f"{path}: not a journal ({error}); name the right file, it was not touched")
-    if isinstance(error, apsw.FullError) or is_full(error):
+    if isinstance(error, apsw.FullError):
         return JournalFull(f"{path}: no room on the device to open the journal ({error}); make room and start again")
     if isinstance(error, apsw.CantOpenError | apsw.PermissionsError | apsw.ReadOnlyError | apsw.AuthError):
         return ConfigError(f"{path}: cannot be opened for writing ({error}); check that folder and rights are there")
-    if isinstance(error, OSError) and error.errno in _ACCESS_ERRNOS:
-        return ConfigError(f"{path}: {error.strerror}; check that folder and rights are there")
     if isinstance(error, apsw.CorruptError):
         return JournalCorrupt(f"{path}: {error}; {RESTORE}")
-    return JournalUnknown(f"{path}: the device failed while the journal was opened ({error!r}); check it, start again")
+    return file_errors.opening_error(error, path)
 
 
 def writing_error(error: Exception, path: str) -> JournalError:
