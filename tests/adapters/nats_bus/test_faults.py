@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
 from stigmergy.base.errors import ConfigError, LinkDown, Malformed, TooLarge
 from stigmergy.base.system import SystemEntropy
@@ -11,6 +12,8 @@ from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.bus import open_bus
 from stigmergy.nats.bus.options import read_options
+from stigmergy.nats.bus.outlet import Outlet
+from stigmergy.nats.errors import Unanswered
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import bus_stream
 from stigmergy.nats.servers.configuration import User
@@ -256,3 +259,20 @@ def test_fleet_is_the_path_or_the_beginning_of_the_client_id() -> None:
     assert read_options("nats://h/other", "delivery:north:node").fleet == "other"
     with pytest.raises(ConfigError, match="client id"):
         read_options("nats://h", "")
+
+
+@pytest.mark.parametrize("said", [b"{}", b'{"ok": true}', b'{"stream": "S"}', b'{"seq": 4}', b"[]", b"taken"])
+async def test_only_an_acknowledgement_of_jetstream_is_one(own_server: NatsCluster, said: bytes) -> None:
+    """Otherwise a message is taken for kept because any program listens on its subject and answers."""
+    link = await NatsLink.open(parse_address(own_server.url), name="test")
+
+    async def answer(message: Msg) -> None:
+        await link.tell(message.reply, said)
+
+    await link.subscribe("no.stream", answer)
+    outlet = Outlet(link, "_INBOX.outlet")
+    await outlet.open()
+    with pytest.raises(Unanswered, match="not JetStream's"):
+        await (await outlet.post("no.stream", b"x", None))
+    await outlet.close()
+    await link.close()

@@ -113,13 +113,14 @@ class Outlet:
         try:
             answer = _answers.decode(message.data)
         except msgspec.DecodeError:
-            _fail(posted.done, Unanswered(f"{posted.subject}: the answer is not JetStream's"))
-            return
-        if answer.error is None:
-            posted.done.set_result(None)
-        else:
+            answer = _Answer()
+        if answer.error is not None:
             code = answer.error.err_code or answer.error.code
             _fail(posted.done, JetStreamRefused(code, answer.error.description))
+        elif answer.stream and answer.seq > 0:
+            posted.done.set_result(None)
+        else:  # any other JSON is no acknowledgement: what answered has kept nothing
+            _fail(posted.done, Unanswered(f"{posted.subject}: the answer is not JetStream's"))
 
     def _look_after(self) -> None:
         self._look = None
