@@ -387,6 +387,36 @@ async def test_a_put_that_breaks_off_leaves_nothing_to_read_and_is_swept(server:
     await proxy.close()
 
 
+class AheadClock(SystemClock):
+    """Two hours ahead."""
+
+    def wall_ns(self) -> int:
+        return super().wall_ns() + 7200 * NS
+
+
+async def test_a_later_put_deletes_what_a_killed_process_left(server: NatsCluster) -> None:
+    """Nothing else deletes it, and a bucket has room for only so much."""
+    link = await NatsLink.open(parse_address(server.url), name="test")
+    store = await open_store(server.url, CLOCK)
+    objects = await store.objects("killed")
+    await objects.put("o", b"before")
+    await link.publish("$OBJ.killed.C.leftover", b"x" * 1000)  # as of a process that was killed before the last message
+    await objects.put("o", b"again")
+    assert await subjects_of(link, "OBJ_killed", "$OBJ.killed.C.leftover"), "it may still be under way"
+    later = await open_store(server.url, AheadClock())
+    await (await later.objects("killed")).put("p", b"later")
+    assert not await subjects_of(link, "OBJ_killed", "$OBJ.killed.C.leftover")
+    assert (await objects.get("o"), await objects.get("p")) == (b"again", b"later")
+    await later.close()
+    await store.close()
+    await link.close()
+
+
+async def subjects_of(link: NatsLink, stream: str, wanted: str) -> dict[str, int]:
+    info = await link.api(f"STREAM.INFO.{stream}", {"subjects_filter": wanted})
+    return dict((info["state"]).get("subjects") or {})
+
+
 async def test_the_tools_of_nats_read_our_keys(server: NatsCluster) -> None:
     store = await open_store(server.url, CLOCK)
     keys = await store.key_value("tools")

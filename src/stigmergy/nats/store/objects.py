@@ -1,7 +1,7 @@
 """The Objects port on a stream: pieces first, then the message that makes a version of them.
 
-A version is the message's sequence, which a mirror keeps. Pieces without such a message are left from a broken put;
-they are swept when they are old.
+A version is the message's sequence, which a mirror keeps. Pieces without such a message are left from a broken put.
+A later put deletes them when they are old; it looks for them once an hour.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class NatsObjects:
     def __init__(self, line: StoreConnection, place: BucketPlace) -> None:
         self._line = line
         self._place = place
+        self._swept_s: float | None = None
 
     @property
     def bucket(self) -> str:
@@ -153,6 +154,7 @@ class NatsObjects:
             await self._take_back(nuid)
             raise
         await self._keep_newest(name, versions_kept)
+        await self._sweep_sometimes()
         return version_of(meta, ack.sequence)
 
     async def versions(self, name: str) -> list[ObjectVersion]:
@@ -196,11 +198,16 @@ class NatsObjects:
                 await self._delete_one(name, sequence, meta)
 
     async def sweep(self, older_than_s: float = LEFT_OVER_S) -> int:
-        """Takes away pieces that belong to no version, left by puts that broke off; returns how many puts."""
+        """Deletes pieces that belong to no version, left by puts that broke off; returns how many puts.
+
+        A version has pieces under one nuid, or none if it is empty. So it reads all versions only if there are more
+        nuids than versions.
+        """
         self._check_writable()
         pieces = f"{OBJECTS}.{self.bucket}.C."
         nuids = {subject.removeprefix(pieces) for subject in await self._subjects(f"{pieces}>")}
-        if not nuids:
+        versions = await self._subjects(f"{OBJECTS}.{self.bucket}.M.>")
+        if len(nuids) <= sum(versions.values()):
             return 0
         used = {meta.nuid for name in await self.names() for _, meta in await self._metas(name)}
         now_s = self._line.clock.wall_ns() / 1e9
@@ -240,6 +247,14 @@ class NatsObjects:
             metas = await self._metas(name)
             for sequence, meta in metas[:-count]:
                 await self._delete_one(name, sequence, meta)
+
+    async def _sweep_sometimes(self) -> None:
+        """The version that was put is there, whatever becomes of what others left; the next hour tries again."""
+        now_s = self._line.clock.wall_ns() / 1e9
+        if self._swept_s is None or not 0 <= now_s - self._swept_s < LEFT_OVER_S:
+            self._swept_s = now_s
+            with contextlib.suppress(StoreError):
+                await self.sweep()
 
     async def _delete_one(self, name: str, sequence: int, meta: ObjectMeta) -> None:
         """The message first: nobody shall find a version whose pieces are gone."""
@@ -325,17 +340,17 @@ class NatsObjects:
                 break
         return pieces
 
-    async def _subjects(self, wanted: str) -> list[str]:
-        """The subjects that there are messages of."""
-        found: list[str] = []
+    async def _subjects(self, wanted: str) -> dict[str, int]:
+        """The subjects that there are messages of, and how many of each."""
+        found: dict[str, int] = {}
         while True:
             self._line.check_open()
             with asking(self.bucket, writes=False):
                 info = await self._line.link.api(
                     f"STREAM.INFO.{self._place.stream}", {"subjects_filter": wanted, "offset": len(found)}
                 )
-            page = list((info.get("state") or {}).get("subjects") or ())
-            found += page
+            page = (info.get("state") or {}).get("subjects") or {}
+            found.update(page)
             if not page or len(found) >= int(info.get("total") or 0):
                 return found
 
