@@ -39,7 +39,7 @@ from stigmergy.bus.topics import Channel, Topics
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.network.bus_link import BusLink
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import open_host
+from stigmergy.node.host import Connections, Host, open_host
 from stigmergy.node.settings import BusSettings, Settings
 
 QUOTA_PER_S = 10
@@ -118,6 +118,18 @@ def measure_burst(folder: Path, url: str, count: int = BURST_COUNT) -> Burst:
     return in_process(Burst, "bench.flood", folder, url, count)
 
 
+def _make_receiver(fleet: Declaration, path: Path, url: str, settings: Settings | None = None) -> tuple[Host, BusLink]:
+    made: list[BusLink] = []
+
+    def connect(host: Host) -> Connections:
+        made.append(BusLink(host, _open_bus(url, "receiver"), SystemEntropy(), site=OURS, node="receiver"))
+        return made[0].connections
+
+    signer, verifier = Ed25519Signer(SEED), Ed25519Verifier()
+    host = open_host(fleet, open_file(path), signer, verifier, SystemClock(), settings, connect=connect)
+    return host, made[0]
+
+
 async def _take_burst(folder: Path, url: str, count: int) -> Burst:
     taken_ns: list[int] = []
     fleet = Declaration("bench", agents=[Gauge])
@@ -127,8 +139,7 @@ async def _take_burst(folder: Path, url: str, count: int) -> Burst:
         if order.agent == "Gauge/1":
             taken_ns.append(time.monotonic_ns() - order.effect.at_ns)
 
-    host = open_host(fleet, open_file(folder / "burst.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock())
-    link = BusLink(host, _open_bus(url, "receiver"), SystemEntropy(), site=OURS, node="receiver")
+    host, link = _make_receiver(fleet, folder / "burst.db", url)
     await host.start()
     await link.start()
     try:
@@ -168,10 +179,7 @@ async def measure_flood(folder: Path, url: str, windows: int, window_s: float) -
             taken_ns.append(time.monotonic_ns() - order.effect.at_ns)
 
     settings = Settings(bus=BusSettings(messages_per_s=float(QUOTA_PER_S), burst=2 * QUOTA_PER_S))
-    host = open_host(
-        fleet, open_file(folder / "flood.db"), Ed25519Signer(SEED), Ed25519Verifier(), SystemClock(), settings
-    )
-    link = BusLink(host, _open_bus(url, "receiver"), SystemEntropy(), site=OURS, node="receiver")
+    host, link = _make_receiver(fleet, folder / "flood.db", url, settings)
     await host.start()
     await link.start()
     quiet_ns: list[int] = []

@@ -20,7 +20,7 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.nats.peers import NatsPeerNetwork
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import Host, open_host
+from stigmergy.node.host import Connections, Host, open_host
 
 
 class Owner:
@@ -44,9 +44,15 @@ class Owner:
         self.lives += 1
         self._store.owner = None
         epoch = partial(int, self.lives)
-        host = open_host(self._fleet, MemoryJournal(self._store), self._signer, Ed25519Verifier(), SystemClock())
         peer_network = NatsPeerNetwork(self._link, self._fleet.name, self._shard, epoch)
-        self._peers = PeerProcesses(host, peer_network)
+
+        def connect(host: Host) -> Connections:
+            self._peers = PeerProcesses(host, peer_network)
+            return self._peers.connections
+
+        journal = MemoryJournal(self._store)
+        host = open_host(self._fleet, journal, self._signer, Ed25519Verifier(), SystemClock(), connect=connect)
+        assert self._peers is not None
         await host.start()
         await self._peers.start()
         live = Live(host, SystemEntropy(), peers=self._peers)

@@ -38,10 +38,10 @@ def test_what_names_no_agent_of_the_fleet_is_refused(entry: str) -> None:
 
 
 def test_a_refusal_says_where_it_runs_or_what_to_do() -> None:
-    some = Assignment(("Cart/c01", "Cart/c02", "Cart/c03", "Cart/c04"), KINDS)
+    agents = ("Cart/c01", "Cart/c02", "Cart/c03", "Cart/c04")
     with pytest.raises(NotAssigned, match=r"which runs Cart/c01, Cart/c02, Cart/c03 and 1 more; no node says"):
-        some.check("Cart/c07")
-    some.locate = lambda address: f"node 'b' runs {address}"
+        Assignment(agents, KINDS).check("Cart/c07")
+    some = Assignment(agents, KINDS, lambda address: f"node 'b' runs {address}")
     with pytest.raises(NotAssigned, match=r"Cart/c07 does not run on this node.*node 'b' runs Cart/c07: send it there"):
         some.check("Cart/c07")
 
@@ -52,7 +52,7 @@ def test_a_kind_that_the_fleet_does_not_have_is_no_matter_of_agents() -> None:
     with pytest.raises(UnknownKind, match=said):
         some.check("Crat/c01")
     assert "add it to agents" not in some.refusal("Crat/c01")
-    some.locate = lambda _: "node 'b' runs it"
+    some = Assignment(("Cart/c*",), KINDS, lambda _: "node 'b' runs it")
     with pytest.raises(NotAssigned, match=r"node 'b' runs it: send it there"):
         some.check("Crane/1")  # of a later version of the fleet, which runs there
 

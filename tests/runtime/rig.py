@@ -4,8 +4,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import NodeService, SimNode, World
 
 T = TypeVar("T")
 
@@ -19,10 +20,11 @@ def play(
     seed: int = 1,
     shuffle: bool = False,
     agents: Sequence[str] = (),
+    parts: Callable[[SimNode, Host], Sequence[NodeService]] | None = None,
 ) -> T:
     """Runs a scene on a node with this fleet. Afterwards the log must fold into what was in memory."""
     world = World(seed, shuffle=shuffle)
-    node = SimNode(world, lambda _: fleet, settings=settings, in_memory=in_memory, agents=agents)
+    node = SimNode(world, lambda _: fleet, settings=settings, in_memory=in_memory, agents=agents, parts=parts)
 
     async def scene() -> T:
         result = await main(node)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from stigmergy.bus.presence import MemberLeft
-from stigmergy.network.bus_link import describe_this_node, tell_interested
+import pytest
+
+from stigmergy import Event
+from stigmergy.bus.memory import MemoryBroker
+from stigmergy.network.bus_link import BusLink, describe_this_node
 from stigmergy.network.replication import Replication
 from stigmergy.network.replicator import TICK_S_MAX
 from stigmergy.node.declaration import Declaration
@@ -15,24 +18,36 @@ from stigmergy.sim.node import SimNode, World
 from tests.runtime.replicas.town import QUICK, Count, Light
 
 
-def test_gossip_with_whoever_joins_begins_when_that_is_told() -> None:
+@pytest.mark.parametrize("teller", [Replication, BusLink])
+def test_gossip_with_whoever_joins_begins_when_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, teller: type[Replication | BusLink]
+) -> None:
+    """By the membership of a mesh, or by presence on a bus."""
     world, network = World(3), Network(3)
+    broker = MemoryBroker() if teller is BusLink else None
     replication: dict[str, Replication] = {}
+    tellers: dict[int, str] = {}
     told: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
 
     def parts(node: SimNode, host: Host) -> list[Replication]:
-        me = describe_this_node(host, node.name, node.entropy, "1")
-        made = Replication(host, node.signer, node.entropy, mesh=network.mesh(node.name), me=me, seeds=("a",))
+        if node.link is not None:
+            made = Replication(host, node.signer, node.entropy, link=node.link)
+        else:
+            me = describe_this_node(host, node.name, node.entropy, "1")
+            made = Replication(host, node.signer, node.entropy, mesh=network.mesh(node.name), me=me, seeds=("a",))
         replication[node.name] = made
-        look = host.on_members
-
-        def noted() -> None:
-            before = peers(node.name)
-            look()
-            told[node.name].append((before, peers(node.name)))
-
-        host.on_members = noted
+        tellers[id(node.link or made)] = node.name
         return [made]
+
+    tell = teller._told
+
+    def noted(one: Replication | BusLink, event: Event) -> None:
+        name = tellers[id(one)]
+        before = peers(name)
+        tell(one, event)  # type: ignore[arg-type]
+        told[name].append((before, peers(name)))
+
+    monkeypatch.setattr(teller, "_told", noted)
 
     def peers(name: str) -> int:
         shared = replication[name].standing().shared
@@ -47,6 +62,7 @@ def test_gossip_with_whoever_joins_begins_when_that_is_told() -> None:
             in_memory=True,
             parts=parts,
             settings=QUICK,
+            broker=broker,
         )
 
     async def main() -> None:
@@ -60,8 +76,6 @@ def test_gossip_with_whoever_joins_begins_when_that_is_told() -> None:
         await other.stop()
         await asyncio.sleep(TICK_S_MAX / 2)
         assert told["a"][-1] == (1, 0)
-        tell_interested(one.host, MemberLeft(node="nobody", because="as presence on a bus tells it"))
-        assert told["a"][-1] == (0, 0)
         await one.stop()
 
     world.run(main())

@@ -30,6 +30,7 @@ from stigmergy import (
 from stigmergy.agents.codec import encode, tag_of
 from stigmergy.agents.shared import Merged, SharedChanged
 from stigmergy.claims.permissions import NO_LEDGER, RESTARTED
+from stigmergy.node.host import Connections
 from stigmergy.shard.inputs import VerdictCame
 from stigmergy.sim.node import SimNode
 from tests.runtime.rig import play
@@ -144,11 +145,28 @@ def test_a_claim_that_was_lost_at_one_start_is_not_lost_again_at_the_next() -> N
     play(fleet(), main)
 
 
+class Listener:
+    """Stands for the replicas."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, type]] = []
+
+    @property
+    def connections(self) -> Connections:
+        return Connections(shared=lambda _, news: self.told.extend((address, type(event)) for address, event in news))
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def kill(self) -> None: ...
+
+
 def test_shared_fields_are_told_once_they_are_durable_and_survive_a_power_loss() -> None:
+    listener = Listener()
+
     async def main(node: SimNode) -> None:
-        told: list[tuple[str, type]] = []
-        live = await node.start()
-        node.host.on_shared = lambda _, news: told.extend((address, type(event)) for address, event in news)
+        live, told = await node.start(), listener.told
         await live.observe(CAR, Arrived(vehicle="V-1"))
         assert told == [(CAR, type(None)), (CAR, SharedChanged)]
         seen = live.query(CAR).seen
@@ -156,9 +174,8 @@ def test_shared_fields_are_told_once_they_are_durable_and_survive_a_power_loss()
         await node.lose_power()
         live = await node.start()
         assert live.query(CAR).seen == seen
-        node.host.on_shared = lambda _, news: told.extend((address, type(event)) for address, event in news)
         await live.observe(CAR, Arrived(vehicle="V-2"))
         assert told[2:] == [(CAR, SharedChanged)]
         assert Merged not in [kind for _, kind in told]
 
-    play(fleet(), main)
+    play(fleet(), main, parts=lambda *_: [listener])

@@ -82,9 +82,8 @@ def test_what_a_turn_leaves_due_although_it_could_step_is_told_with_its_name() -
     loop = VirtualLoop(seed=1)
 
     async def main() -> None:
-        waker = Waker(lambda: None)
+        waker = Waker(lambda: None, lambda name, turns: told.append((name, turns)))
         waker.watches = {"alarms": Due(SECOND_NS), "claims": due}
-        waker.on_unserved = lambda name, turns: told.append((name, turns))
         for now_ns, next_ns in ((1, 1), (2, 2), (3, 4), (5, 5)):
             due.next_ns = next_ns
             waker.plan(now_ns, SECOND_NS, could_step=True)

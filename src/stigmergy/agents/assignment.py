@@ -26,14 +26,19 @@ class Assignment:
 
     __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "locate")
 
-    def __init__(self, agents: Sequence[str] = (), kinds: Iterable[str] | None = None) -> None:
-        """`kinds` are those of the fleet. Raises ConfigError for what names no agent of them."""
+    def __init__(
+        self,
+        agents: Sequence[str] = (),
+        kinds: Iterable[str] | None = None,
+        locate: Callable[[str], str] = lambda _: "",
+    ) -> None:
+        """`kinds` are those of the fleet. `locate` says which other node runs an agent, such as "node 'b' runs it";
+        empty if nobody knows. Raises ConfigError for what names no agent of the kinds."""
         self.agents = tuple(dict.fromkeys(agents))
         self._names = dict.fromkeys(entry for entry in self.agents if ANY not in entry)
         self._patterns = tuple((entry, _compiled(entry)) for entry in self.agents if ANY in entry)
         self._known: dict[str, bool] = {}
-        self.locate: Callable[[str], str] = lambda _: ""
-        """Says which other node runs an agent, such as "node 'b' runs it"; empty if nobody knows. Set by the node."""
+        self.locate = locate
         known = self._kinds = None if kinds is None else tuple(kinds)
         for entry in self.agents:
             kind = entry.partition("/")[0]

@@ -42,14 +42,13 @@ from stigmergy.keys.keyfile import (
     read_private_key,
     read_public_key,
 )
-from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.membership.udp import parse_url as read_mesh_url
 from stigmergy.network.bus_link import BusLink, describe_this_node
 from stigmergy.network.replication import Replication
 from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices, start_attached
-from stigmergy.node.host import Host, open_host
+from stigmergy.node.host import Connections, Host, connections_of, open_host
 from stigmergy.node.needs import needs_of
 from stigmergy.node.settings import Settings
 from stigmergy.uplink.collector import Levels
@@ -198,11 +197,10 @@ class Running:
                 self._trust,
                 place=place,
                 agents=self._agents,
+                connect=lambda host: self._connect(host, signer, entropy, bus),
             )
             devices = Devices(host, SystemThreads())
-            levels = open_levels(self.node_config, self._fleet.name, entropy)
-            link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels)
-            self._replication = make_replication(host, signer, entropy, self.node_config, bus, link)
+            link, replication = self._link, self._replication
             key.keep()
             await start_attached(host, devices)
             key.remember(journal, self.say)
@@ -216,12 +214,12 @@ class Running:
         self._devices = devices
         self._signer = signer
         devices.start()
-        self._link = link
         try:
             self._feedings = RingReaders(host, open_rings(self.rings))
             if link is not None:
                 await link.start()
-            await self._replication.start()
+            if replication is not None:
+                await replication.start()
             self._feedings.start()
             self._copiers.start()
         except BaseException:
@@ -232,7 +230,7 @@ class Running:
             entropy,
             devices,
             link=link,
-            replication=self._replication,
+            replication=replication,
             feedings=self._feedings,
             copies=self._copiers.standings,
         )
@@ -251,6 +249,13 @@ class Running:
             self._feedings.close()
         if self._devices is not None:
             await self._devices.close()
+
+    def _connect(self, host: Host, signer: Signer, entropy: Entropy, bus: Bus | None) -> Connections:
+        """Makes the node's sides of its bus, of its peers and of its ledger."""
+        levels = open_levels(self.node_config, self._fleet.name, entropy)
+        self._link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels)
+        self._replication = make_replication(host, signer, entropy, self.node_config, self._link)
+        return connections_of(self._link, self._replication)
 
     @property
     def _copied_as(self) -> str:
@@ -310,7 +315,7 @@ def _check_lists(**given: object) -> None:
 
 
 def make_link(host: Host, bus: Bus, entropy: Entropy, node_config: NodeConfig, levels: Levels | None = None) -> BusLink:
-    """The node's side of the bus. Before the host starts, because it releases then what is still owed."""
+    """The node's side of the bus."""
     site, node = node_config.site or "", node_config.node or ""
     return BusLink(
         host,
@@ -326,22 +331,13 @@ def make_link(host: Host, bus: Bus, entropy: Entropy, node_config: NodeConfig, l
 
 
 def make_replication(
-    host: Host, signer: Signer, entropy: Entropy, node_config: NodeConfig, bus: Bus | None, link: BusLink | None
+    host: Host, signer: Signer, entropy: Entropy, node_config: NodeConfig, link: BusLink | None
 ) -> Replication:
-    """The node's side of its peers and of its ledger. Before the host starts, because that releases what is owed."""
+    """The node's side of its peers and of its ledger."""
     mesh, ledger = open_mesh(node_config, host.clock), open_ledger(node_config, host.declaration.name)
     trusted = [read_key(text).key for text in node_config.peers]
-    if mesh is None and bus is not None and link is not None:
-        # A broker says who is there, and reaches everybody: nothing else has to be set up.
-        return Replication(
-            host,
-            signer,
-            entropy,
-            mesh=BusMesh(bus, link.topics, link.node),
-            ledger=ledger,
-            names=lambda: [member.node for member in link.members()],
-            trusted=trusted,
-        )
+    if mesh is None and link is not None:
+        return Replication(host, signer, entropy, link=link, ledger=ledger, trusted=trusted)
     return Replication(
         host,
         signer,

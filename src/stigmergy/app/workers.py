@@ -35,10 +35,9 @@ from stigmergy.control.live import Live
 from stigmergy.control.protocol import ControlEndpoint
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.journal.port import JournalIdentity, ShardLog
-from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.nats import naming
 from stigmergy.nats.address import NatsAddress, parse_address
-from stigmergy.network.bus_link import BusLink, describe_this_node
+from stigmergy.network.bus_link import BusLink
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
@@ -231,7 +230,7 @@ class NatsClusterBackend:
             devices=Devices(host, self._threads),
             link=bus_link,
             bus=bus,
-            replication=self._replication(host, where, bus, bus_link),
+            replication=self._replication(host, where, bus_link),
             control_server=control_server,
         )
 
@@ -253,23 +252,12 @@ class NatsClusterBackend:
             epoch=claim,
         )
 
-    def _replication(self, host: Host, where: NodeConfig, bus: Bus | None, link: BusLink | None) -> Replication:
+    def _replication(self, host: Host, where: NodeConfig, link: BusLink | None) -> Replication:
         """Those it shares fields with, over the bus; and the ledger, if agents claim something."""
         ordered = any(plan.ordered for plan in self._fleet.plans.values())
         ledger = open_ledger(where, self._fleet.name) if ordered else None
         trusted = [read_key(text).key for text in where.peers]
-        if bus is None or link is None:
-            me = describe_this_node(host, where.node or "", self._entropy, installed_version())
-            return Replication(host, self._signer, self._entropy, ledger=ledger, me=me, trusted=trusted)
-        return Replication(
-            host,
-            self._signer,
-            self._entropy,
-            mesh=BusMesh(bus, link.topics, link.node),
-            ledger=ledger,
-            names=lambda: [member.node for member in link.members()],
-            trusted=trusted,
-        )
+        return Replication(host, self._signer, self._entropy, link=link, ledger=ledger, trusted=trusted)
 
 
 def cluster_address(url: str) -> NatsAddress:

@@ -23,12 +23,12 @@ from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
-from stigmergy.node.host import Host
+from stigmergy.node.host import Connections, Host, connections_of
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import EnrollSigner
 
-# Services of a shard's host, started and stopped in order: peers, devices, bus, replication, control. Create them
-# before the host starts, which then releases what is still owed. Missing ones are left out.
+# Services of a shard's host, started and stopped in order: peers, devices, bus, replication, control. The host connects
+# to them when it is made. Missing ones are left out.
 
 
 class ShardControlServer(Protocol):
@@ -65,6 +65,11 @@ class ShardServices:
         self._make_control_server = control_server
         self._control_server: ShardControlServer | None = None
         self._started: list[PeerProcesses | Devices | BusLink | Replication] = []
+
+    @property
+    def connections(self) -> Connections:
+        """What the host calls of them."""
+        return connections_of(self.peers, self.link, self.replication)
 
     async def start(self, live: Live) -> None:
         """Right behind the start of the host, before its first turn. Raises, with all of it ended again."""
@@ -177,9 +182,13 @@ class OwnedShard:
             agents=context.agents,
             guard=guard,
             claim=claimed.number,
+            connect=self._connect,
         )
-        self.services = context.backend.make_services(self.host, shard, claimed.number)
         self.live: Live | None = None
+
+    def _connect(self, host: Host) -> Connections:
+        self.services = self._context.backend.make_services(host, self._shard, self._claimed.number)
+        return self.services.connections
 
     @property
     def claim(self) -> int:

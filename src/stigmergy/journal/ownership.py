@@ -23,11 +23,12 @@ A host that is told no ends at once, without effects and without safe actions. T
 class Shards:
     """The shards of one host, by number. Iterating gives those that it owns, in order."""
 
-    def __init__(self, identity: JournalIdentity) -> None:
+    def __init__(self, identity: JournalIdentity, owner_of: Callable[[int], str]) -> None:
+        """`owner_of` names the owner of a shard that is not ours."""
         self.total = identity.shards
         """How many the fleet has."""
         self._signers_shard = identity.signers_shard
-        self.owner_of: Callable[[int], str] = lambda _: "another process"
+        self._owner_of = owner_of
         self._owned: dict[int, Shard] = {}
 
     def take(self, shard: Shard) -> None:
@@ -39,7 +40,7 @@ class Shards:
     def __getitem__(self, number: int) -> Shard:
         shard = self._owned.get(number)
         if shard is None:
-            raise NotOwned(f"{self.owner_of(number)} has shard {number} of this fleet; ask there")
+            raise NotOwned(f"{self._owner_of(number)} has shard {number} of this fleet; ask there")
         return shard
 
     def __contains__(self, number: int) -> bool:
@@ -65,5 +66,5 @@ class Shards:
         """Raises NotOwned, with who has it, if the agent's shard is not ours."""
         if number not in self._owned:
             raise NotOwned(
-                f"{address} lives in shard {number}, which {self.owner_of(number)} has; nothing was taken, ask there"
+                f"{address} lives in shard {number}, which {self._owner_of(number)} has; nothing was taken, ask there"
             )

@@ -1,8 +1,8 @@
 """A node on a bus: publishing, listening and presence, started and stopped in order.
 
-Create it before the host starts, because the host then releases what an earlier run still owes; call `start` after the
-host's. Call `stop` before the host's: it takes nothing more, sends what is owed if it can, and announces that this node
-leaves. While the link is down the node is *local-only*: agents decide and keep their decisions as always.
+The host connects to it when it is made, and releases to it at its start what an earlier run still owes. Call `start`
+after the host's, and `stop` before the host's: it takes nothing more, sends what is owed if it can, and announces that
+this node leaves. While the link is down the node is *local-only*: agents decide and keep their decisions as always.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 
 from msgspec import Struct, structs
 
@@ -26,8 +25,9 @@ from stigmergy.bus.publisher import Publisher
 from stigmergy.bus.replies import Responder
 from stigmergy.bus.subscriptions import COLLECT_ALL
 from stigmergy.bus.topics import Topics, check_level_name
+from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.network.subscriber import Subscriber
-from stigmergy.node.host import Host
+from stigmergy.node.host import Connections, Host
 from stigmergy.node.ingress import BUS_SOURCES
 from stigmergy.shard.inputs import EffectsSettled
 from stigmergy.shard.outbox import Pending
@@ -108,7 +108,7 @@ class BusLink:
             bus,
             self.topics,
             me,
-            partial(tell_interested, host),
+            self._told,
             clock.monotonic_ns,
             every_s=settings.bus.presence_every_s,
             gone_s=settings.bus.presence_gone_s,
@@ -117,9 +117,21 @@ class BusLink:
         all_of_them = (COLLECT_ALL,) if collects else ()
         collected = (*declaration.collects, *all_of_them)
         self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, collected, levels)
-        host.effector.publish = self._release
-        host.assignment.locate = self.presence.locate
+        self._watchers: list[Callable[[], None]] = []
         bus.on_link(self._heard)
+
+    @property
+    def connections(self) -> Connections:
+        """What the host calls of it."""
+        return Connections(publish=self._release, locate=self.presence.locate)
+
+    def make_mesh(self) -> BusMesh:
+        """A mesh over this bus: a broker says who is there, and reaches everybody."""
+        return BusMesh(self._bus, self.topics, self.node)
+
+    def watch(self, look: Callable[[], None]) -> None:
+        """Has `look` called when somebody has joined or left."""
+        self._watchers.append(look)
 
     async def start(self) -> None:
         """Subscribes, connects, and lets leave what is owed. Does not wait for the link."""
@@ -221,6 +233,11 @@ class BusLink:
         if self._host.failure is None:
             self._host.intake.put_inside(shard, settled)
 
+    def _told(self, event: Event) -> None:
+        for look in self._watchers:
+            look()
+        tell_interested(self._host, event)
+
     def _heard(self, up: bool) -> None:
         self.publisher.link(up)
         self.subscriber.link(up)
@@ -238,9 +255,7 @@ class BusLink:
 
 
 def tell_interested(host: Host, event: Event) -> None:
-    """Tells agents who joined or left, and the replicas that somebody did. Without room agents are not told: presence
-    is no fact to stop for."""
-    host.on_members()
+    """Tells agents who joined or left. Without room they are not told: presence is no fact to stop for."""
     for address in host.declaration.interested:
         plan = host.declaration.plans[address.partition("/")[0]]
         if plan.handles(type(event)):

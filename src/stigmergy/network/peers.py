@@ -9,13 +9,13 @@ from msgspec import structs
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.network.tell_receiver import TellReceiver, TellReceiverCounters
 from stigmergy.network.tell_sender import TellSender, TellSenderCounters
-from stigmergy.node.host import Host
+from stigmergy.node.host import Connections, Host
 from stigmergy.shard.outbox import Pending
 
 
 class PeerProcesses:
-    """Makes a host one of several. Make it before the host starts, which releases then what is still owed; `start` it
-    right behind that, before the host takes its first turn."""
+    """Makes a host one of several. The host connects to it when it is made; `start` it right after the host, before the
+    host takes its first turn."""
 
     def __init__(self, host: Host, peer_network: PeerNetwork) -> None:
         self._host = host
@@ -27,8 +27,11 @@ class PeerProcesses:
             for shard in range(host.shards.total)
             if shard not in host.journal.identity.owned
         }
-        host.shards.owner_of = self.owner_of
-        host.tells.elsewhere = self
+
+    @property
+    def connections(self) -> Connections:
+        """What the host calls of it."""
+        return Connections(peers=self)
 
     async def start(self) -> None:
         """Calls the peers and listens for them. Raises ConfigError if it cannot listen."""

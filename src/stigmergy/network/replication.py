@@ -1,17 +1,17 @@
 """Replication of a node: its mesh, membership, replicas and claims, started and stopped in order.
 
-Create it before the host starts, because the host then releases what an earlier run still owes the ledger; call `start`
-after the host's and the bus's, `stop` before theirs. Whatever part is missing, the node goes on alone: agents write to
-shared fields as always, and their claims are refused with a reason.
+The host connects to it when it is made, and releases to it at its start what an earlier run still owes the ledger. Call
+`start` after the host's and the bus's, `stop` before theirs. Whatever part is missing, the node goes on alone: agents
+write to shared fields as always, and their claims are refused with a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from stigmergy.agents.messages import Event
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.base.clock import Entropy
 from stigmergy.base.trust import Signer
@@ -20,15 +20,12 @@ from stigmergy.claims.port import Ledger, SignedLedger
 from stigmergy.claims.service import ClaimService, ClaimsStatus, life_of
 from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS, Mesh, MeshChannels, NullMesh
 from stigmergy.membership.service import Membership
-from stigmergy.network.bus_link import tell_interested
+from stigmergy.network.bus_link import BusLink, tell_interested
 from stigmergy.network.replicator import Replicator, SharedStatus
-from stigmergy.node.host import Host
+from stigmergy.node.host import Connections, Host
 
 LIFE_BYTES = 4
 ALONE = "alone"
-
-ListNames = Callable[[], Sequence[str]]
-"""Who is there, as a transport with presence knows it."""
 
 
 class ReplicationStatus(Struct, frozen=True):
@@ -50,44 +47,45 @@ class Replication:
         *,
         mesh: Mesh | None = None,
         ledger: Ledger | None = None,
-        names: ListNames | None = None,
+        link: BusLink | None = None,
         me: Member | None = None,
         seeds: Sequence[str] = (),
         trusted: Sequence[bytes] = (),
     ) -> None:
-        """With `names` the transport knows who is there; otherwise the mesh is probed, beginning with the `seeds`."""
+        """With `link` the bus is the mesh and says who is there; otherwise the mesh is probed, first the `seeds`."""
         self._host = host
         self._entropy = entropy
+        self._link = link
         self._channels: MeshChannels | None = None
         self.membership: Membership | None = None
         self.replicas: Replicator | None = None
         self.claims: ClaimService | None = None
-        if mesh is not None and names is None and me is not None:
+        if link is not None:
+            mesh = link.make_mesh()
+        elif mesh is not None and me is not None:
             self._channels = MeshChannels(mesh)
             self.membership = Membership(
                 self._channels.channel(MEMBERSHIP),
                 me,
-                partial(tell_interested, host),
+                self._told,
                 host.clock,
                 entropy,
                 fleet=host.declaration.name,
                 seeds=seeds,
                 settings=host.settings.membership,
             )
-            host.assignment.locate = self.membership.locate
         if any(plan.shared for plan in host.declaration.plans.values()):
             # Also alone: agents of this node that share a field hear of each other's writes.
             own: Mesh = mesh or NullMesh(ALONE)
             if self._channels is not None:
                 own = self._channels.channel(REPLICAS)
-            self.replicas = Replicator(
-                host, own, signer, entropy, names or self._member_names, trusted=_keys(signer, trusted)
-            )
-            host.on_members = self.replicas.look
+            self.replicas = Replicator(host, own, signer, entropy, self._member_names, trusted=_keys(signer, trusted))
+            if link is not None:
+                link.watch(self.replicas.look)
         if isinstance(ledger, SignedLedger):
             ledger.sign_with(signer, trusted)
         if ledger is not None:
-            host.claims = self.claims = ClaimService(
+            self.claims = ClaimService(
                 ledger,
                 signer,
                 host.verifier,
@@ -98,8 +96,21 @@ class Replication:
                 trusted=trusted,
             )
 
+    @property
+    def connections(self) -> Connections:
+        """What the host calls of it."""
+        locate = None if self.membership is None else self.membership.locate
+        found = Connections() if self.replicas is None else self.replicas.connections
+        return structs.replace(found, claims=self.claims, locate=locate)
+
+    def _told(self, event: Event) -> None:
+        if self.replicas is not None:
+            self.replicas.look()
+        tell_interested(self._host, event)
+
     def _member_names(self) -> list[str]:
-        return [] if self.membership is None else [member.node for member in self.membership.members()]
+        known = self.membership if self._link is None else self._link
+        return [] if known is None else [member.node for member in known.members()]
 
     async def start(self) -> None:
         """Begins to listen, to speak and to ask. Waits for nobody."""

@@ -36,7 +36,7 @@ from stigmergy.crdt.delta import read_delta
 from stigmergy.crdt.store import ReplicaStore
 from stigmergy.crdt.value import SharedValue
 from stigmergy.membership.mesh import Mesh
-from stigmergy.node.host import Host
+from stigmergy.node.host import Connections, Host
 from stigmergy.node.settings import SharedSettings
 from stigmergy.shard.inputs import SharedReceived
 
@@ -195,9 +195,13 @@ class Replicator:
         self._timer_ns = 0
         self._flushes = False
         self._running = False
-        host.on_shared = self._shared
 
     # ------------------------------------------------------------------ life
+
+    @property
+    def connections(self) -> Connections:
+        """What the host calls of it."""
+        return Connections(shared=self._shared)
 
     async def start(self) -> None:
         """Takes stock of what is on disk, and begins to listen and to speak. The host has started."""

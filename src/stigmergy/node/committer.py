@@ -60,6 +60,7 @@ class Committer:
         gather: Callable[[], None],
         durable: Callable[[GroupInFlight], None],
         failed: Callable[[BaseException], None],
+        covers_all: bool,
     ) -> None:
         self._shards = shards
         self._journal = journal
@@ -87,7 +88,7 @@ class Committer:
         self._sealed: GroupInFlight | None = None
         """Sealed while another was on its way, because the drafts were full: it goes next."""
         self.draining = False
-        self.covers_all = False
+        self._covers_all = covers_all
         """The next signature covers the heads of all shards: some end with that of another key that we now trust."""
 
     @property
@@ -232,8 +233,8 @@ class Committer:
         on, and a signature before it, which may be the only one over another shard's head, is not seen any more.
         """
         heads = {ready.sealed.shard: head_of(ready.sealed) for ready in readies}
-        if self.covers_all or any(ready.commit.snapshots for ready in readies):
-            self.covers_all = False
+        if self._covers_all or any(ready.commit.snapshots for ready in readies):
+            self._covers_all = False
             others = [shard.state.head for shard in self._shards if shard.state.position]
             heads = {head.shard: head for head in others} | heads
         return [heads[shard] for shard in sorted(heads)]

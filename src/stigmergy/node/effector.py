@@ -88,8 +88,10 @@ class Effector:
         incarnation: int,
         settle: Settle,
         held_claim: Callable[[str, Claimed], OrderClaim | None],
+        publish: Callable[[int, Pending], None] | None,
     ) -> None:
-        """`held_claim` gives the claim that an effect is bound to, if the agent holds it right now."""
+        """`held_claim` gives the claim that an effect is bound to, if the agent holds it right now. Without `publish`,
+        what is published is unheard."""
         self._actuators = {
             tag: _fitted(effect, call, actuators.retry_policy.get(tag, RetryPolicy()), settings)
             for tag, (effect, call) in actuators.by_tag.items()
@@ -111,8 +113,7 @@ class Effector:
         """Safe actions that plain functions carry out, while others have their turn."""
         self._slice_end_s: float | None = None
         self._halted = False
-        self.publish: Callable[[int, Pending], None] | None = None
-        """Who publishes, where there is a bus; without one, what is published is unheard."""
+        self._publish = publish
         self._held_claim = held_claim
         self.counters = EffectorCounters()
 
@@ -121,8 +122,8 @@ class Effector:
         if self._halted:
             return
         self.counters.released += 1
-        if pending.sink == PUBLISH and self.publish is not None:
-            self.publish(shard, pending)
+        if pending.sink == PUBLISH and self._publish is not None:
+            self._publish(shard, pending)
             return
         name = (pending.sink, pending.agent)
         lane = self._lanes.get(name)

@@ -12,7 +12,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+from msgspec import Struct, structs
 
 from stigmergy.agents.assignment import Assignment, shown
 from stigmergy.agents.codec import Envelope
@@ -39,8 +41,8 @@ from stigmergy.node.ingress import Ingress
 from stigmergy.node.intake import AwaitedTicket, Intake, Repeats
 from stigmergy.node.mailbox import Mailbox, Queued, fail_untaken
 from stigmergy.node.settings import Settings
-from stigmergy.node.tells import Tells
-from stigmergy.node.wakeups import Alarms, Waker
+from stigmergy.node.tells import RemoteShards, Tells
+from stigmergy.node.wakeups import Alarms, OnUnserved, Waker
 from stigmergy.shard.draft import Stepped
 from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
 from stigmergy.shard.outbox import Pending
@@ -50,6 +52,40 @@ from stigmergy.shard.state import ShardState, addresses_of
 log = logging.getLogger("stigmergy.host")
 DRAIN_LOOK_S = 0.002
 """How often a stop looks whether everything is done."""
+
+
+class Connections(Struct, frozen=True):
+    """What a host calls beyond itself. Without a part of it, the host goes on alone."""
+
+    publish: Callable[[int, Pending], None] | None = None
+    """Publishes a durable effect; without a bus it is unheard."""
+    shared: Callable[[int, list[tuple[str, SharedChanged | Merged | None]]], None] | None = None
+    """The replicas: told of durable changes of shared fields, and of agents with such fields that are new."""
+    claims: ClaimRequester | None = None
+    """Asks the ledger for agents; without one nothing is granted."""
+    peers: RemoteShards | None = None
+    """The owners of the shards that are not ours."""
+    locate: Callable[[str], str] | None = None
+    """Says which other node runs an agent; see `Assignment`."""
+
+
+class Connected(Protocol):
+    """A service beside the host that it calls."""
+
+    @property
+    def connections(self) -> Connections:
+        """What the host calls of it."""
+        ...
+
+
+def connections_of(*services: Connected | None) -> Connections:
+    """What a host calls of all these services; where two have the same part, that of the later one."""
+    found: dict[str, Any] = {}
+    for service in services:
+        if service is not None:
+            parts = structs.asdict(service.connections)
+            found |= {name: part for name, part in parts.items() if part is not None}
+    return Connections(**found)
 
 
 class Host:
@@ -73,18 +109,23 @@ class Host:
         trusted: Sequence[bytes] = (),
         place: bytes = b"",
         agents: Sequence[str] = (),
+        connect: Callable[[Host], Connections] = lambda _: Connections(),
+        on_unserved: OnUnserved = lambda *_: None,
         guard: Guard | None = None,
         claim: int = 0,
     ) -> None:
         """`agents` are those that it is to run, as `agents` in the configuration names them; without any, all. Of
         `trusted` keys we believe the end of a log that they signed, as we believe our own.
 
-        Raises, with nothing changed, if the log is not ours to go on with.
+        `connect` makes the services that need the host and are needed by it: bus, replicas, claims, peers. It is called
+        once, when all but the parts that release effects is made: a service may keep the host, and call it later.
+
+        Raises, with nothing changed and nothing connected, if the log is not ours to go on with.
         """
         self.recovered = recovered
         self.declaration = declaration
         self._guard = guard
-        self.assignment = Assignment(agents, declaration.plans)
+        self.assignment = Assignment(agents, declaration.plans, self._locate)
         self.settings = settings = settings or declaration.settings
         self.journal = journal
         self.clock = clock
@@ -92,47 +133,42 @@ class Host:
         self.key = (signer.algorithm, signer.public_key)
         self.replica_incarnation = replica_incarnation(journal.identity.incarnation, place)
         self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
-        self.on_shared: Callable[[int, list[tuple[str, SharedChanged | Merged | None]]], None] = lambda *_: None
-        """Told of durable changes of shared fields, and of agents with such fields that are new; the replicas' side."""
-        self.on_members: Callable[[], None] = lambda: None
-        """Told that somebody has joined or left; the replicas' side."""
-        self.claims: ClaimRequester | None = None
-        """Asks the ledger for agents; set before the start, which releases what is still owed."""
         self.failure: Exception | None = None
         self._failed = asyncio.Event()
-        self.shards = Shards(journal.identity)
+        self.shards = Shards(journal.identity, self._owner_of)
         for state in recovered.states:
             self.shards.take(self._shard_of(state, claim))
+        covers_all = not self._is_signed_by_us(trusted)
         self.found_time_ns = max(shard.state.time_ns for shard in self.shards)
         """The time of the newest commit that was there at the start; 0: none was."""
         self._durable = {state.shard: state.position for state in recovered.states}
         self.mailbox = Mailbox(settings.commands_count_max, settings.telemetry_items_max, settings.telemetry_bytes_max)
         gap_wait_ns, gap_max = int(settings.gap_wait_s * SECOND_NS), settings.gap_deliveries_max
         self.ingress = Ingress[Envelope](self._consumed, gap_wait_ns=gap_wait_ns, gap_deliveries_max=gap_max)
-        self.waker = Waker(self._turn)
+        self.waker = Waker(self._turn, on_unserved)
         self._wake = self.wake = self.waker.wake
         now, mailbox = clock.monotonic_ns, self.mailbox
         self.intake = Intake(declaration, self.assignment, self.shards, mailbox, self.ingress, now, self._wake)
         self.columns = ColumnIntake(
             declaration, self.shards, mailbox, self.intake, now, gap_wait_ns=gap_wait_ns, gap_deliveries_max=gap_max
         )
-        self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now)
         self._repeats = Repeats(self.durable_position, self.intake.answer)
         actuators = declaration.actuators if guard is None else declaration.actuators.guarded(guard)
-        incarnation = journal.identity.incarnation
-        self.effector = Effector(actuators, declaration.plans, settings, incarnation, self._inform, self._held_claim)
         self.batched_actuators = BatchedActuators(
             actuators, lambda number: self.shards[number].state, settings, self._inform
         )
-        self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
         self._alarms = Alarms()
         self._staleness = Staleness(declaration.plans)
         self._check_every_ns = int(settings.retention.check_every_s * SECOND_NS)
         self.housekeeper = Housekeeper(self.shards, journal, settings, clock, self._inform, recovered.bases)
-        self.committer = Committer(
-            self.shards, journal, signer, clock, self.housekeeper, settings, self._gather, self._written, self._give_up
-        )
-        self.committer.covers_all = not self._is_signed_by_us(trusted)
+        tidy, calls = self.housekeeper, (self._gather, self._written, self._give_up)
+        self.committer = Committer(self.shards, journal, signer, clock, tidy, settings, *calls, covers_all)
+        self._connections = to = connect(self)
+        self._claims, self._shared = to.claims, to.shared
+        self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now, to.peers)
+        plans, incarnation = declaration.plans, journal.identity.incarnation
+        self.effector = Effector(actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish)
+        self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
 
     def _shard_of(self, state: ShardState, claim: int) -> Shard:
         """A recovered shard, as this owner goes on with it."""
@@ -175,7 +211,7 @@ class Host:
             "ingress": self.ingress,
             "columns": self.columns,
             "committer": self.committer,
-            **({} if self.claims is None else {"claims": self.claims}),
+            **({} if self._claims is None else {"claims": self._claims}),
         }
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
         if at_rest := [address for shard in self.shards for address in shard.state.at_rest]:
@@ -321,7 +357,7 @@ class Host:
             now_ns, monotonic_ns = self._now_ns(), self.clock.monotonic_ns()
             self._ring(now_ns, monotonic_ns)
             linger_ns = self.committer.lingers_until_ns(monotonic_ns)
-            told_ns = None if self.claims is None else self.claims.next_ns  # no verdict waits for company
+            told_ns = None if self._claims is None else self._claims.next_ns  # no verdict waits for company
             if linger_ns is not None and self.mailbox.trickles and (told_ns is None or told_ns > monotonic_ns):
                 self.waker.plan(monotonic_ns, linger_ns, could_step=False)
                 return
@@ -348,8 +384,8 @@ class Host:
     def _step(self, now_ns: int, monotonic_ns: int) -> bool:
         """Steps what waits, as far as there is room; whether there was anything."""
         room = self.committer.room
-        if room and self.claims is not None:
-            for number, told in self.claims.due(monotonic_ns):
+        if room and self._claims is not None:
+            for number, told in self._claims.due(monotonic_ns):
                 self.mailbox.put_inside(Queued(number, told, first=True))
         if not room or not self.mailbox.waiting:
             return False
@@ -450,8 +486,8 @@ class Host:
             for address in ready.stopped:
                 self._safety.make_safe(self.shards[number], address, "stopped by its supervision", journal=True)
             self._release(number, ready.owed)
-            if ready.shared:
-                self.on_shared(number, ready.shared)
+            if ready.shared and self._shared is not None:
+                self._shared(number, ready.shared)
             follow(self.shards[number].state, ready)
             self.batched_actuators.release(number, ready.blocks)
             self.housekeeper.durable(ready)
@@ -470,8 +506,8 @@ class Host:
                 continue
             if pending.sink != LEDGER:
                 self.effector.release(number, pending)
-            elif self.claims is not None:
-                self.claims.propose(number, pending)
+            elif self._claims is not None:
+                self._claims.propose(number, pending)
             else:
                 self._inform(number, without_ledger(pending))
 
@@ -491,8 +527,16 @@ class Host:
         )
 
     def _lease_end_ns(self, agent: str, claimed: Claimed) -> int:
-        end_ns = None if self.claims is None else self.claims.lease_end_ns(agent, claimed)
+        end_ns = None if self._claims is None else self._claims.lease_end_ns(agent, claimed)
         return 0 if end_ns is None else end_ns
+
+    def _locate(self, address: str) -> str:
+        locate = self._connections.locate
+        return "" if locate is None else locate(address)
+
+    def _owner_of(self, shard: int) -> str:
+        peers = self._connections.peers
+        return "another process" if peers is None else peers.owner_of(shard)
 
     def _inform(self, number: int, told: Input) -> None:
         """Inputs from actuators, tables and the housekeeper for a shard."""
@@ -520,8 +564,11 @@ def open_host(
     trusted: Sequence[bytes] = (),
     place: bytes = b"",
     agents: Sequence[str] = (),
+    connect: Callable[[Host], Connections] = lambda _: Connections(),
+    on_unserved: OnUnserved = lambda *_: None,
 ) -> Host:
     """Recovers all shards of a journal, and makes the host that goes on with them. Raises as both do."""
     limits = (settings or declaration.settings).limits
     recovered = Recovery(journal, declaration.plans, verifier, limits).recover()
-    return Host(recovered, declaration, journal, signer, verifier, clock, settings, trusted, place, agents)
+    how = (settings, trusted, place, agents, connect, on_unserved)
+    return Host(recovered, declaration, journal, signer, verifier, clock, *how)

@@ -85,6 +85,10 @@ class RemoteShards(Protocol):
         """Takes durable tells of a shard of ours for one that is elsewhere, in order."""
         ...
 
+    def owner_of(self, shard: int) -> str:
+        """The owner of a shard, for people."""
+        ...
+
 
 class Tells:
     """Releases what the shards of a host tell others."""
@@ -96,7 +100,9 @@ class Tells:
         put: Callable[[int, Input], None],
         assignment: Assignment,
         monotonic_ns: Callable[[], int],
+        elsewhere: RemoteShards | None,
     ) -> None:
+        """`elsewhere` takes tells for shards that are not ours; without it they stay owed until a start with it."""
         self._assignment = assignment
         self._monotonic_ns = monotonic_ns
         self._silent_until_ns: int | None = None
@@ -105,8 +111,7 @@ class Tells:
         self._shards = shards
         self._mailbox = mailbox
         self._put = put
-        self.elsewhere: RemoteShards | None = None
-        """Who takes tells for shards that are not ours; without anybody they stay owed until a start with somebody."""
+        self._elsewhere = elsewhere
 
     def release(self, shard: int, owed: Sequence[Pending]) -> list[Pending]:
         """Takes the tells among these durable effects; returns the others."""
@@ -124,8 +129,8 @@ class Tells:
             target = shard_of_sink(sink)
             if target in self._shards:
                 self._mailbox.put_inside(queued_of(shard, epoch, sink, pendings, self._put))
-            elif self.elsewhere is not None:
-                self.elsewhere.release(shard, epoch, target, pendings)
+            elif self._elsewhere is not None:
+                self._elsewhere.release(shard, epoch, target, pendings)
         return others
 
     def _report(self, pendings: Sequence[Pending]) -> None:

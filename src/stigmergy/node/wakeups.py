@@ -15,6 +15,10 @@ from stigmergy.agents.messages import SECOND_NS
 from stigmergy.shard.inputs import TimerDue
 from stigmergy.shard.timers import PendingTimer
 
+OnUnserved = Callable[[str, int], None]
+"""Told of a watch that is due after a turn that could have served it, and how many such turns there were in a row. It
+is a bug that burns a core. The simulator ends a run for it; a node goes on."""
+
 
 class DeadlineWatch(Protocol):
     """Something that waits for a time."""
@@ -28,17 +32,15 @@ class DeadlineWatch(Protocol):
 class Waker:
     """Schedules turns on the event loop; at most one is due soon, and at most one later."""
 
-    def __init__(self, turn: Callable[[], None]) -> None:
+    def __init__(self, turn: Callable[[], None], on_unserved: OnUnserved = lambda *_: None) -> None:
         self._turn = turn
+        self._on_unserved = on_unserved
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ns = 0
         self._over = False
         self.watches: dict[str, DeadlineWatch] = {}
         """By their names, what time may bring. Set before the first turn."""
-        self.on_unserved: Callable[[str, int], None] = lambda *_: None
-        """Told of a watch that is due after a turn that could have served it, and how many such turns there were in a
-        row. It is a bug that burns a core. The simulator ends a run for it; a node goes on."""
         self._unserved_turns = 0
 
     def wake(self) -> None:
@@ -64,7 +66,7 @@ class Waker:
             due_ns = min(due_ns, at_ns)
         self._unserved_turns = self._unserved_turns + 1 if unserved else 0
         if unserved:
-            self.on_unserved(unserved, self._unserved_turns)
+            self._on_unserved(unserved, self._unserved_turns)
         self.arm(monotonic_ns, due_ns)
 
     def arm(self, monotonic_ns: int, due_ns: int) -> None:

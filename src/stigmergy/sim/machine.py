@@ -20,7 +20,6 @@ from stigmergy.base.errors import StigmergyError
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.control.live import Live
-from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.network.bus_link import describe_this_node
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
@@ -391,19 +390,11 @@ class SimServices:
         """The replication of a machine that is about to start; None for a fleet that has no use for it."""
         if not self.shares and not self.claims:
             return None
-        name, link, bus = machine.name, machine.link, machine.bus
+        name, link = machine.name, machine.link
         chance = self._run.chance(f"{name}/ledger/{machine.incarnation}/{machine.lives}")
         ledger = SimLedger(self._store, machine.quality, chance, machine.context) if self.claims else None
-        if self.over_bus and link is not None and bus is not None:
-            mesh = BusMesh(bus, link.topics, link.node)
-            return Replication(
-                host,
-                machine.signer,
-                machine.entropy,
-                mesh=mesh,
-                ledger=ledger,
-                names=lambda: [member.node for member in link.members()],
-            )
+        if self.over_bus and link is not None:
+            return Replication(host, machine.signer, machine.entropy, link=link, ledger=ledger)
         self._network.crash(name)  # whoever had the name before
         return Replication(
             host,

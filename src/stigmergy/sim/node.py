@@ -37,7 +37,7 @@ from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices, Inline, start_attached
-from stigmergy.node.host import Host, open_host
+from stigmergy.node.host import Connected, Connections, Host, connections_of, open_host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group
 from stigmergy.sim.disk import AfterFailedSync, SimFolder
@@ -58,7 +58,7 @@ TURNS_UNSERVED_MAX = 100
 """A turn serves all that is due, so one such turn is a bug; the bound leaves room for one that mends itself."""
 
 
-class NodeService(Protocol):
+class NodeService(Connected, Protocol):
     """What runs on a node beside its host and its bus: a mesh, replicas, claims."""
 
     async def start(self) -> None:
@@ -201,13 +201,11 @@ class SimNode:
                 self.clock,
                 self.settings,
                 agents=self.agents,
+                connect=self._connect,
+                on_unserved=self._not_served,
             )
             journal.owner_failed = lambda: host.failure is not None
-            host.waker.on_unserved = self._not_served
             devices = Devices(host, Inline())
-            link = self.link = self._make_link(host)
-            self.peers = None if self._attach is None else self._attach(host)
-            self.parts = () if self._make_parts is None else tuple(self._make_parts(self, host))
             await start_attached(host, devices)
             if self.peers is not None:
                 await self.peers.start()
@@ -221,9 +219,9 @@ class SimNode:
         self._devices = devices
         devices.start()
         replication = next((part for part in self.parts if isinstance(part, Replication)), None)
-        self._live = Live(host, self.entropy, devices, link=link, replication=replication)
-        if link is not None:
-            await link.start()
+        self._live = Live(host, self.entropy, devices, link=self.link, replication=replication)
+        if self.link is not None:
+            await self.link.start()
         for part in self.parts:
             await part.start()
         self.record("started", [list(self.logbook.positions), sorted(host.recovered.snapshots.items())])
@@ -330,11 +328,14 @@ class SimNode:
             with contextlib.suppress(StigmergyError):
                 await journal.close()
 
-    def _make_link(self, host: Host) -> BusLink | None:
-        if self.broker is None:
-            return None
-        self.bus = self._make_bus(self.broker)
-        return BusLink(host, self.bus, self.entropy, site="local", node=self.name, uplink=self.uplink)
+    def _connect(self, host: Host) -> Connections:
+        self.link = None
+        if self.broker is not None:
+            self.bus = self._make_bus(self.broker)
+            self.link = BusLink(host, self.bus, self.entropy, site="local", node=self.name, uplink=self.uplink)
+        self.peers = None if self._attach is None else self._attach(host)
+        self.parts = () if self._make_parts is None else tuple(self._make_parts(self, host))
+        return connections_of(self.link, self.peers, *self.parts)
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])

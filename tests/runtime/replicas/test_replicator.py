@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from stigmergy.agents.shared import Merged, SharedChanged
+from stigmergy.agents.shared import Merged
 from stigmergy.base.errors import ConfigError, Overloaded
 from stigmergy.crdt.anti_entropy.messages import ACKNOWLEDGEMENT
-from stigmergy.network.replicator import SharedStatus, rules_of
+from stigmergy.network.replicator import Replicator, Shared, SharedStatus, rules_of
 from stigmergy.node.settings import Settings, SharedSettings
 from stigmergy.shard.inputs import SharedReceived
 from stigmergy.sim.network import LinkFaults
@@ -268,20 +268,21 @@ def test_a_host_that_has_failed_is_left_alone() -> None:
     town.run(main)
 
 
-def test_events_say_what_peers_wrote() -> None:
+def test_events_say_what_peers_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     town = Town("a b")
+    told: list[Shared] = []
+    inner = Replicator._shared
+
+    def noted(replicator: Replicator, shard: int, changes: list[Shared]) -> None:
+        if replicator is town.replicators.get("b"):
+            told.extend(changes)
+        inner(replicator, shard, changes)
+
+    monkeypatch.setattr(Replicator, "_shared", noted)
 
     async def main() -> None:
         await town.start()
-        told: list[tuple[str, SharedChanged | Merged | None]] = []
-        host = town.nodes["b"].host
-        inner = host.on_shared
-
-        def noted(shard: int, changes: list[tuple[str, SharedChanged | Merged | None]]) -> None:
-            told.extend(changes)
-            inner(shard, changes)
-
-        host.on_shared = noted
+        told.clear()
         await town.send("a", See(vehicle="V-1"))
         await town.wait(lambda: town.seen() == [["V-1"]] * 2)
         ((address, event),) = told
