@@ -26,8 +26,8 @@ from stigmergy.base.errors import (
 from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import FLEET, FleetShape, WorkerRecord, read_record
 from stigmergy.control import protocol
-from stigmergy.control.protocol import Answers, Reply, Request, checked, read_refusal, read_reply, write_request
-from stigmergy.control.router import ControlRouter
+from stigmergy.control.protocol import Reply, Request, read_refusal, read_reply, write_request
+from stigmergy.control.router import Answers, ControlRouter
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.homes import Homes
 
@@ -243,7 +243,7 @@ async def _next(answers: Answers, request: Request[R]) -> Reply[R] | None:
         answer = await anext(answers) if isinstance(answers, AsyncIterator) else next(answers)
     except (StopIteration, StopAsyncIteration):
         return None
-    return read_reply(answer, request) if isinstance(answer, bytes) else checked(answer)
+    return read_reply(answer, request) if isinstance(answer, bytes) else answer
 
 
 async def _close(answers: Answers) -> None:

@@ -7,13 +7,17 @@ By then the request may have been carried out. The two errors tell it apart: not
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 from stigmergy.base.errors import JournalUnknown, NotOwned
-from stigmergy.control.protocol import Answer, Answers, AnyRequest, ControlHandler, refusal
+from stigmergy.control.protocol import Answer, AnyRequest, ControlHandler, refusal
 from stigmergy.journal.ownership import Guard
 
 LOST = "this worker has lost its lease, and another may own the shard; nothing was done, ask again"
+LATE = (
+    "this worker has lost its lease while it answered, and another may own the shard; whether what was asked for is "
+    "done the next owner knows: ask again, with the same command id"
+)
 
 
 class LeasedService:
@@ -23,46 +27,15 @@ class LeasedService:
         self._service = service
         self._guard = guard
 
-    async def answer(self, request: AnyRequest) -> Answers:
+    async def answer(self, request: AnyRequest) -> Iterator[Answer]:
         """The answers to this request, or that we must not answer."""
         if not self._guard():
             return iter((refusal(NotOwned(LOST)),))
-        answers = await self._service.answer(request)
-        return self._checked(answers) if isinstance(answers, Iterator) else _CheckedAsTheyCome(answers, self._guard)
+        return self._checked(await self._service.answer(request))
 
     def _checked(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         for answer in answers:
             if not self._guard():
-                yield _too_late()
+                yield refusal(JournalUnknown(LATE))
                 return
             yield answer
-
-
-class _CheckedAsTheyCome:
-    """Answers that take time; none of them after the lease."""
-
-    def __init__(self, answers: AsyncIterator[Answer], guard: Guard) -> None:
-        self._answers = answers
-        self._guard = guard
-        self._over = False
-
-    def __aiter__(self) -> _CheckedAsTheyCome:
-        return self
-
-    async def __anext__(self) -> Answer:
-        if self._over:
-            raise StopAsyncIteration
-        answer = await anext(self._answers)
-        if not self._guard():
-            self._over = True
-            return _too_late()
-        return answer
-
-
-def _too_late() -> Answer:
-    return refusal(
-        JournalUnknown(
-            "this worker has lost its lease while it answered, and another may own the shard; whether what was asked "
-            "for is done the next owner knows: ask again, with the same command id"
-        )
-    )

@@ -8,7 +8,7 @@ key is refused, so that a misspelt one is not silently ignored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Generic, Protocol, TypeVar, get_args
 
@@ -418,22 +418,20 @@ def error_named(kind: str, text: str) -> StigmergyError:
 Answer = Reply[Any] | bytes
 """A reply, or the line of one that another node has encoded and that is passed on as it is. An empty line means:
 nothing yet, do something else meanwhile."""
-Answers = Iterator[Answer] | AsyncIterator[Answer]
 
 
 class ControlHandler(Protocol):
-    """Answers requests: a node, the owner of a shard, or a router in front of several."""
+    """Answers requests: a node, or the owner of a shard."""
 
-    async def answer(self, request: AnyRequest) -> Answers:
-        """The answers to this request. Raises nothing: a refusal is a reply. Whoever has to wait for replies gives them
-        as they come."""
+    async def answer(self, request: AnyRequest) -> Iterator[Answer]:
+        """The answers to this request. Raises nothing: a refusal is a reply."""
         ...
 
 
 class RequestHandler(Protocol):
     """The port under a transport: one line in, lines out."""
 
-    async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
+    async def answer(self, line: bytes) -> Iterator[bytes]:
         """The lines of the answer, each with its end; an empty one means: nothing yet. Raises nothing."""
         ...
 
@@ -457,10 +455,6 @@ async def answer_line(
         )
         await write(handler.refuse(errors.Overloaded(text)))
         return False
-    if isinstance(lines, AsyncIterator):
-        async for answer in lines:
-            await write(answer)
-        return True
     for number, answer in enumerate(lines, start=1):
         if answer:
             await write(answer)
@@ -475,31 +469,17 @@ class ControlEndpoint:
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler
 
-    async def answer(self, line: bytes) -> Iterator[bytes] | AsyncIterator[bytes]:
+    async def answer(self, line: bytes) -> Iterator[bytes]:
         """The lines that answer this one."""
         try:
             request = read_request(line)
         except Malformed as error:
             return iter((self.refuse(error),))
-        answers = await self._handler.answer(request)
-        return map(_line, answers) if isinstance(answers, Iterator) else _Lines(answers)
+        return map(_line, await self._handler.answer(request))
 
     def refuse(self, error: StigmergyError) -> bytes:
         """The line for a request that could not be taken."""
         return write_reply(refusal(error))
-
-
-class _Lines:
-    """The lines of answers that take time."""
-
-    def __init__(self, answers: AsyncIterator[Answer]) -> None:
-        self._answers = answers
-
-    def __aiter__(self) -> _Lines:
-        return self
-
-    async def __anext__(self) -> bytes:
-        return _line(await anext(self._answers))
 
 
 def _line(answer: Answer) -> bytes:

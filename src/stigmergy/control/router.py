@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import chain
+from typing import Any, Generic, Protocol, TypeVar, get_origin
 
 import msgspec
 from msgspec import UNSET, structs
@@ -20,14 +22,12 @@ from stigmergy.control import protocol
 from stigmergy.control.protocol import (
     ITEM,
     Answer,
-    Answers,
     Request,
     end,
     item,
     read_item,
     read_reply,
     read_single,
-    refusal,
     single,
 )
 from stigmergy.control.replies import (
@@ -50,9 +50,27 @@ from stigmergy.node.column_roster import DescribedRoster, Place, check_enrolled_
 from stigmergy.shard.homes import Homes
 
 R = TypeVar("R")
+Answers = Iterator[Answer] | AsyncIterator[Answer]
 MarkedT = TypeVar("MarkedT", ObjectReply, QuarantineReply)
+AddedT = TypeVar("AddedT", RecoveryReply, StatusReply, VerifyReply)
 TOLD = tuple(name for name in ProcessReply.__struct_fields__ if name not in ("process", "first_shard", "last_shard"))
 """What a merged status says of each owner by itself."""
+
+
+def added(kind: type[AddedT], parts: Sequence[AddedT], **given: Any) -> AddedT:
+    """One reply from several of a kind, field by field: numbers are added, lists and dicts joined; `given` has the
+    fields that are not merged so."""
+    for field in structs.fields(kind):
+        if field.name not in given:
+            values = [getattr(one, field.name) for one in parts]
+            match get_origin(field.type):
+                case None:
+                    given[field.name] = sum(values)
+                case joined if joined is list:
+                    given[field.name] = list(chain(*values))
+                case _:
+                    given[field.name] = {key: value for one in values for key, value in one.items()}
+    return kind(**given)
 
 
 def added_status(
@@ -62,29 +80,28 @@ def added_status(
     known = [statuses[shard] for shard in sorted(statuses)]
     # One process may have several of the shards: what it has used counts once.
     used = {(one.host, one.pid): one for one in known}.values()
-    return StatusReply(
+    counters: Counter[str] = Counter()
+    for one in known:
+        counters.update(one.counters)
+    return added(
+        StatusReply,
+        known,
         fleet=fleet,
         version="",
         pid=None,
+        host=UNSET,
         up_s=0.0,
         journal=journal,
         cpu_s=round(sum(one.cpu_s for one in used), 3),
         memory_peak_bytes=sum(one.memory_peak_bytes for one in used),
-        agents=sum(one.agents for one in known),
-        events=sum(one.events for one in known),
-        commits=sum(one.commits for one in known),
-        owed=sum(one.owed for one in known),
-        waiting=sum(one.waiting for one in known),
-        dead_letters=sum(one.dead_letters for one in known),
-        stopped={agent: why for one in known for agent, why in one.stopped.items()},
         at_rest=sorted(agent for one in known for agent in one.at_rest or ()) or UNSET,
-        journal_bytes=sum(one.journal_bytes for one in known),
-        heads=[head for one in known for head in one.heads],
         signers=_signers(known),
-        recovered=_recovered([one.recovered for one in known]),
-        counters=_counters(known),
+        recovered=added(RecoveryReply, [one.recovered for one in known]),
+        counters=dict(counters),
         troubles=[*troubles, *(trouble for one in known for trouble in one.troubles)],
         link=known[0].link if known else LinkReply(),
+        shared=UNSET,
+        claims=UNSET,
         processes=[_owner(shard, statuses.get(shard)) for shard in range(shards)],
         copies=[copy for one in known for copy in one.copies or ()] or UNSET,
     )
@@ -97,16 +114,6 @@ def _owner(shard: int, status: StatusReply | None) -> ProcessReply:
     return ProcessReply(shard + 1, shard, shard, **told)
 
 
-def _recovered(found: Sequence[RecoveryReply]) -> RecoveryReply:
-    return RecoveryReply(
-        sum(one.commits for one in found),
-        sum(one.events for one in found),
-        sum(one.signatures for one in found),
-        snapshots={shard: position for one in found for shard, position in one.snapshots.items()},
-        passed_over=[what for one in found for what in one.passed_over],
-    )
-
-
 def _signers(known: Sequence[StatusReply]) -> list[SignerReply]:
     """Each key once; revoked where it is revoked everywhere."""
     found: dict[str, SignerReply] = {}
@@ -116,14 +123,6 @@ def _signers(known: Sequence[StatusReply]) -> list[SignerReply]:
         signs_now = before.signs_now or signer.signs_now
         found[signer.public_key] = structs.replace(before, revoked_after=revoked_after, signs_now=signs_now)
     return list(found.values())
-
-
-def _counters(known: Sequence[StatusReply]) -> dict[str, int]:
-    counters: dict[str, int] = {}
-    for one in known:
-        for name, count in one.counters.items():
-            counters[name] = counters.get(name, 0) + count
-    return counters
 
 
 def joined_claims(found: Sequence[Sequence[ResourceReply]]) -> list[ResourceReply]:
@@ -138,18 +137,7 @@ def joined_claims(found: Sequence[Sequence[ResourceReply]]) -> list[ResourceRepl
 
 def added_verifications(journal: str, found: Sequence[VerifyReply]) -> VerifyReply:
     """What the verifications of all parts found, as one."""
-    return VerifyReply(
-        journal,
-        all(one.sound for one in found),
-        sum(one.commits for one in found),
-        sum(one.events for one in found),
-        sum(one.signatures for one in found),
-        sum(one.snapshots for one in found),
-        sum(one.snapshots_unfinished for one in found),
-        heads=[head for one in found for head in one.heads],
-        signers=[signer for one in found for signer in one.signers],
-        problems=[problem for one in found for problem in one.problems],
-    )
+    return added(VerifyReply, found, journal=journal, sound=all(one.sound for one in found))
 
 
 def joined_names(found: Sequence[NamesReply], limit: int) -> NamesReply:
@@ -179,13 +167,6 @@ class MergedEntries:
     async def __anext__(self) -> Answer:
         if self._over:
             raise StopAsyncIteration
-        try:
-            return await self._next()
-        except StigmergyError as error:
-            self._over = True
-            return refusal(error)
-
-    async def _next(self) -> Answer:
         if not self._begun:
             self._begun = True
             for number in list(self._streams):
@@ -264,20 +245,14 @@ class ControlRouter:
         self._last: dict[int, StatusReply] = {}
         """The last status of each shard: an owner that is down for a moment is not forgotten."""
 
-    async def answer(self, request: Request[Any]) -> Answers:
-        """The answers to this request."""
-        try:
-            return await self._answered(request)
-        except Exception as error:
-            return iter((refusal(error),))
-
     async def status(self) -> StatusReply:
         """Where the fleet stands, all shards added up."""
         asked = [self._status_of(shard) for shard in range(len(self._branches))]
         troubles = [trouble for trouble in await asyncio.gather(*asked) if trouble]
         return added_status(self._fleet, self._journal, self._last, troubles, len(self._branches))
 
-    async def _answered(self, request: Request[Any]) -> Answers:
+    async def answer(self, request: Request[Any]) -> Answers:
+        """The answers to this request. Raises what an owner refuses with, also where the next answer is awaited."""
         shard = self._shard_of(request)
         if shard is not None:
             return _Passed(self._branches[shard].ask(request), shard)
@@ -472,11 +447,7 @@ class _Passed:
         try:
             line = await anext(self._lines)
         except NotRunning as error:
-            self._over = True
-            return refusal(NotRunning(f"the owner of shard {self._shard} does not answer now; {AGAIN} ({error})"))
-        except StigmergyError as error:
-            self._over = True
-            return refusal(error)
+            raise NotRunning(f"the owner of shard {self._shard} does not answer now; {AGAIN} ({error})") from None
         if not line.startswith(ITEM):
             self._over = True
             await _close(self._lines)

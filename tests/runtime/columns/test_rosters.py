@@ -17,6 +17,7 @@ from stigmergy.control.protocol import (
     EnrollAgentsRequest,
     Request,
     RosterRequest,
+    read_request,
     read_single,
     single,
     write_reply,
@@ -43,10 +44,11 @@ def service_of(live: Live) -> ControlService:
 
 async def ask(desk: ControlService | ControlRouter, **request: Any) -> Any:
     line = json.dumps({"v": 1, **request}).encode()
-    lines = await ControlEndpoint(desk).answer(line)
-    answer = await anext(lines) if isinstance(lines, AsyncIterator) else next(lines)
+    if isinstance(desk, ControlRouter):
+        answers: Any = await desk.answer(read_request(line))
+        return next(answers).ok
     kind = RosterRequest(kind="") if request["do"] == "roster" else EnrollAgentsRequest(kind="", names=[])
-    return read_single(answer, kind)
+    return read_single(next(await ControlEndpoint(desk).answer(line)), kind)
 
 
 def test_what_is_told_over_the_endpoint_is_what_the_node_knows() -> None:
