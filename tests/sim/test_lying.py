@@ -1,38 +1,30 @@
 """A replica that lies is caught by all who were told different things; and those go on without it."""
 
 import asyncio
-from typing import Any
 
-from rigs.liar import LyingMesh
-from stigmergy.network.replicator import Replicator
+from stigmergy.sim.liar import Lies, begin_to_lie, tell_the_truth
 from tests.runtime.replicas.town import Count, See, Town
 
 
-class TownWithALiar(Town):
-    """Node d can lie."""
-
-    mesh: LyingMesh
-
-    def _parts(self, node: Any, host: Any) -> list[Replicator]:
-        if node.name != "d":
-            return super()._parts(node, host)
-        objects = lambda: [held.name for held in self.replicators["d"].machine.objects]  # noqa: E731
-        self.mesh = LyingMesh(self.network.mesh("d"), node.signer, "town", objects)
-        self.replicators["d"] = Replicator(host, self.mesh, node.signer, node.entropy, self.network.nodes)
-        return [self.replicators["d"]]
+def let_lie(town: Town) -> Lies:
+    """From now on node d lies to b, whose name is an even number."""
+    lies = Lies()
+    begin_to_lie(town.replicators["d"], "town", town.nodes["d"].signer, lies)
+    return lies
 
 
 def test_a_liar_is_shut_out_and_the_others_go_on() -> None:
-    town = TownWithALiar("a b c d")
+    town = Town("a b c d")
 
     async def main() -> None:
         await town.start()
         await town.send("d", See(vehicle="true"))
         await town.wait(lambda: town.seen() == [["true"]] * 4)
-        town.mesh.lies = True
+        lies = let_lie(town)
         await town.send("d", See(vehicle="V-1"))
         await asyncio.sleep(5)
-        assert town.mesh.told_count > 0
+        assert lies.count > 0
+        assert list(lies.objects) == ["Light.seen/town"]
         key = town.nodes["d"].signer.public_key
         for name in "abc":
             (out,) = town.replicators[name].quarantined()
@@ -49,16 +41,21 @@ def test_a_liar_is_shut_out_and_the_others_go_on() -> None:
 
 
 def test_without_a_lie_everything_passes_through() -> None:
-    town = TownWithALiar("a d")
+    town = Town("a d")
 
     async def main() -> None:
         await town.start()
-        assert (town.mesh.node, town.mesh.bytes_max, town.mesh.contact) == ("d", 1024, "")
-        town.mesh.introduce("a", "")
+        lies = let_lie(town)
+        mesh = town.replicators["d"]._mesh
+        assert (mesh.node, mesh.bytes_max, mesh.contact) == ("d", 1024, "")
+        mesh.introduce("a", "")
         await town.send("d", See(vehicle="V-1"))
         await town.wait(lambda: town.seen() == [["V-1"]] * 2)
-        assert town.mesh.told_count == 0
-        assert town.mesh.counters.sent_count > 0
+        assert lies.count == 0
+        assert mesh.counters.sent_count > 0
+        tell_the_truth(town.replicators["d"])
+        await town.send("d", See(vehicle="V-2"))
+        await town.wait(lambda: town.seen() == [["V-1", "V-2"]] * 2)
         await town.stop()
 
     town.run(main)

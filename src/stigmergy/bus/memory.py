@@ -30,6 +30,8 @@ HELD_COUNT_MAX = 100_000
 """What a session holds by default for a client that is away; what comes then is dropped and counted, as brokers do."""
 WINDOW_COUNT_MAX = 1_000
 """Messages on their way to one client that it has not acknowledged yet."""
+ROUTES_COUNT_MAX = 10_000
+"""Topics whose receivers a broker remembers; beyond that it begins anew."""
 CLOSE_S_MAX = 5.0
 """Handlers under way at `close` get so long."""
 
@@ -71,6 +73,8 @@ class MemoryBroker:
         self.dropped = 0
         self.retained: dict[str, BusMessage] = {}
         self._sessions: dict[str, _Session] = {}
+        self._routes: dict[str, list[_Session]] = {}
+        """Per topic who wants it: most topics come again and again."""
         self._count = 0
 
     # What a test does to links.
@@ -139,6 +143,7 @@ class MemoryBroker:
     def _subscribe(self, client: MemoryBus, pattern: str) -> None:
         session = self._session(client.client_id)
         session.patterns[pattern] = None
+        self._routes.clear()
         for topic in sorted(self.retained):
             if matches(pattern, topic):
                 self._line_up(session, self.retained[topic])
@@ -170,11 +175,20 @@ class MemoryBroker:
                 self.retained[message.topic] = message
             else:
                 self.retained.pop(message.topic, None)
-        message = msgspec.structs.replace(message, retained=False)
-        for session in self._sessions.values():
-            if any(matches(pattern, message.topic) for pattern in session.patterns):
-                self._line_up(session, message)
-                self._send(session)
+            message = msgspec.structs.replace(message, retained=False)
+        for session in self._route(message.topic):
+            self._line_up(session, message)
+            self._send(session)
+
+    def _route(self, topic: str) -> list[_Session]:
+        route = self._routes.get(topic)
+        if route is None:
+            if len(self._routes) >= ROUTES_COUNT_MAX:
+                self._routes.clear()
+            sessions = self._sessions.values()
+            route = [one for one in sessions if any(matches(pattern, topic) for pattern in one.patterns)]
+            self._routes[topic] = route
+        return route
 
     def _line_up(self, session: _Session, message: BusMessage) -> None:
         if len(session.held) >= self.held_count_max:
@@ -248,7 +262,7 @@ class MemoryBus:
             raise LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outgoing.append((message, answered))
-        asyncio.get_running_loop().call_soon(self._send)
+        self._send_soon()
         await answered
 
     async def subscribe(self, pattern: str, handler: Handler) -> None:
@@ -296,6 +310,9 @@ class MemoryBus:
             _fail(answered)
         self._outgoing.clear()
         tell_link(self._listeners, False, self.client_id)
+
+    def _send_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         """One message reaches the broker; its publisher hears of it a turn later, if the link lasts so long."""

@@ -83,25 +83,17 @@ class SimFeed:
         self._timer: asyncio.TimerHandle | None = None
         self.told: list[DurableReport] = []
         self.acknowledged_count = 0
-        self.delivered_count = 0
-        self.asking_count = 0
+        self._asking_count = 0
         self._asked_count = 0
         self.heard: Callable[[str, int, list[tuple[str, bytes]]], None] | None = None
         """Told of what reaches the node, whether it takes it or not: source, first number, items."""
         self.on_acknowledged: Callable[[str, int], None] | None = None
         """Told of what was acknowledged, at that very moment: source and last number."""
-        self.refused: dict[str, int] = {}
-        """By the name of the error how often something was not taken."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether everything that was said is acknowledged, and everything that was asked answered."""
-        return not self._items and not self.asking_count
 
     @property
     def open_count(self) -> int:
-        """How much is neither."""
-        return len(self._items) + self.asking_count
+        """How much that was said is not acknowledged, and how much that was asked not answered."""
+        return len(self._items) + self._asking_count
 
     def observe(self, address: str, event: Event) -> asyncio.Future[None]:
         """Tells an agent what was observed. The future is done when that is durable; nobody has to wait for it."""
@@ -126,7 +118,7 @@ class SimFeed:
         made_ns = WALL_START_NS + int(asyncio.get_running_loop().time() * SECOND_NS)
         own = blake3(f"{self.source}/{self._asked_count}".encode()).digest(length=RANDOM_BYTES)
         command_id = new_command_id(made_ns, own)
-        self.asking_count += 1
+        self._asking_count += 1
         try:
             while True:
                 answer = await self._ask(address, command, command_id)
@@ -134,7 +126,7 @@ class SimFeed:
                     return answer
                 await asyncio.sleep(ASK_PAUSE_S + late_s(self._quality, self._chance))
         finally:
-            self.asking_count -= 1
+            self._asking_count -= 1
 
     def said(self) -> dict[tuple[str, bytes], int]:
         """How often each event was said to each agent, as far as the present incarnation can know."""
@@ -201,20 +193,14 @@ class SimFeed:
             self.heard(source, number, items)
         try:
             taken = self._context.copy().run(live.host.intake.deliver, envelope)
-        except StigmergyError as error:
-            self._refuse(error)
-            return
-        self.delivered_count += 1
+        except StigmergyError:
+            return  # not taken: it is sent again
         taken.add_done_callback(lambda done: self._answered(done, source, number, len(items)))
 
     def _answered(self, done: asyncio.Future[None], source: str, number: int, count: int) -> None:
         if done.cancelled():
             return
-        error = done.exception()
-        if error is not None:
-            self._refuse(error)
-            return
-        if source == self.source and not self._answer_is_lost():
+        if done.exception() is None and source == self.source and not self._answer_is_lost():
             self._acknowledge(number, count)
 
     def _acknowledge(self, number: int, count: int) -> None:
@@ -245,10 +231,6 @@ class SimFeed:
             self._timer.cancel()
             self._timer = None
 
-    def _refuse(self, error: BaseException) -> None:
-        name = type(error).__name__
-        self.refused[name] = self.refused.get(name, 0) + 1
-
     # ------------------------------------------------------------------ what is asked
 
     async def _ask(self, address: str, command: Command, command_id: str) -> Verdict | None:
@@ -264,8 +246,7 @@ class SimFeed:
                 answer: Verdict = await asked
         except PeerError:
             raise
-        except (StigmergyError, TimeoutError) as error:
-            self._refuse(error)
+        except (StigmergyError, TimeoutError):
             return None
         return None if self._answer_is_lost() else answer
 

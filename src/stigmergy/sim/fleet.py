@@ -167,13 +167,14 @@ class FaultInjector:
         links: Links,
         versions: Sequence[Declaration],
         began: Began,
+        lie: Lie,
     ) -> None:
         self.plan = list(plan)
         self._machines = machines
         self._links = links
         self._versions = list(versions)
         self._began = began
-        self.lie: Lie | None = None
+        self._lie = lie
         self._active: list[Planned] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.counts: dict[str, int] = {}
@@ -253,8 +254,7 @@ class FaultInjector:
             temper.fail = amount / PER_MILLE
             temper.delay_s = DEVICE_DELAY_S if on else 0.0
         elif fault == LIAR.name:
-            if self.lie is not None:
-                self.lie(name, on)
+            self._lie(name, on)
         else:
             raise AssertionError(fault)
 
@@ -384,14 +384,14 @@ class SimFleet:
             if self._follows:
                 machine = self.machines[name]
                 machine.feed.heard = lambda *arrival, machine=machine: self._heard(machine, *arrival)
-        self.breaking = FaultInjector(
-            self._plan(names), self.machines, self.links, (setup.fleet, *setup.versions), self._fault
-        )
-        self.breaking.lie = self._lie
         self.liars: dict[str, None] = {}
         """Who has ever lied."""
         self._lying: dict[str, None] = {}
         self.lies = Lies()
+        versions = (setup.fleet, *setup.versions)
+        self.breaking = FaultInjector(
+            self._plan(names), self.machines, self.links, versions, self._fault, self._set_lying
+        )
 
     def _plan(self, names: list[str]) -> list[Planned]:
         setup = self.setup
@@ -496,7 +496,7 @@ class SimFleet:
 
     # ------------------------------------------------------------------ what is shared and claimed
 
-    def _lie(self, name: str, begins: bool) -> None:
+    def _set_lying(self, name: str, begins: bool) -> None:
         if begins:
             self.liars[name] = self._lying[name] = None
         else:

@@ -11,13 +11,12 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from contextvars import Context
-from typing import Any
 
 from msgspec import Struct, structs
 
-from stigmergy.base.errors import LedgerUnavailable, LedgerUnknown, LinkDown
+from stigmergy.base.errors import LedgerUnavailable, LedgerUnknown
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
-from stigmergy.bus.port import BusMessage, check_message, matches
+from stigmergy.bus.port import BusMessage
 from stigmergy.claims.memory_ledger import MemoryLedger, MemoryLedgerStore
 from stigmergy.claims.port import READ_COUNT_MAX, Heard, LedgerCheckpoint, LedgerEntry
 from stigmergy.sim.network import LinkFaults, Network
@@ -97,31 +96,7 @@ class SimBroker(MemoryBroker):
         """Whose message is being taken, and when it was sent."""
         self.passed: Passed | None = None
         self.origins: dict[int, tuple[str, int]] = {}
-        self._wanting: dict[str, list[Any]] = {}
         self.carried_count = 0
-
-    def _subscribe(self, client: MemoryBus, pattern: str) -> None:
-        self._wanting.clear()
-        super()._subscribe(client, pattern)
-
-    def _take(self, message: BusMessage) -> None:
-        """The same as the base does; whom a topic is for is remembered, as most topics come again and again."""
-        if message.retained:
-            if message.payload:
-                self.retained[message.topic] = message
-            else:
-                self.retained.pop(message.topic, None)
-            message = structs.replace(message, retained=False)
-        wanting = self._wanting.get(message.topic)
-        if wanting is None:
-            wanting = self._wanting[message.topic] = [
-                session
-                for session in self._sessions.values()
-                if any(matches(pattern, message.topic) for pattern in session.patterns)
-            ]
-        for session in wanting:
-            self._line_up(session, message)
-            self._send(session)
 
     def _line_up(self, session: object, message: BusMessage) -> None:
         before = self._count
@@ -156,20 +131,14 @@ class SimBus(MemoryBus):
         self._up = Connection(quality, chance)
         self._down = Connection(quality, chance)
 
-    async def publish(self, message: BusMessage) -> None:
+    def _send_soon(self) -> None:
         """Takes the time that the connection takes."""
-        check_message(message)
-        if not self.is_up:
-            raise LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[None] = loop.create_future()
-        self._outgoing.append((message, answered))
         due_s = self._up.arrives_s(loop.time())
         if due_s is None:
             loop.call_soon(self._break)
         else:
             loop.call_at(due_s, self._send)
-        await answered
 
     def _send(self) -> None:
         self._sim_broker.sender = (self.client_id, self._time_ns())
