@@ -22,7 +22,6 @@ from proofs import fuzz_membership as membership
 from proofs import fuzz_shared as shared
 from stigmergy.agents.codec import ENVELOPE_FORMAT, Envelope, encode, open_envelope
 from stigmergy.agents.supervision import SignerEnrolled
-from stigmergy.audit.archive import RetentionHold, read_holds, write_holds
 from stigmergy.audit.flight import FlightSelection, FlightVerification, make_flight
 from stigmergy.audit.flight_format import (
     FlightCommit,
@@ -36,6 +35,7 @@ from stigmergy.audit.flight_format import (
     restore_directory,
 )
 from stigmergy.audit.flight_journal import FlightFile
+from stigmergy.audit.retention import RetentionHold, read_holds, write_holds
 from stigmergy.base.errors import JournalError, PeerError, RecoveryError, StigmergyError, TrustError
 from stigmergy.control import protocol
 from stigmergy.journal.identity import AcknowledgedHead, decode_mark, encode_mark

@@ -14,10 +14,10 @@ from stigmergy import Agent, Event, Fleet, Settings, evolve
 from stigmergy.app.copies import CopiesAt, restore
 from stigmergy.app.fleet import verifier
 from stigmergy.app.keyring import read_key
-from stigmergy.audit.archive import Safeguards
 from stigmergy.audit.copier import Copier
 from stigmergy.audit.copy_format import CopiedShard, CopyManifest, CopySettings
 from stigmergy.audit.restore import CopyFound, choose_copy, find_copies
+from stigmergy.audit.retention import Safeguards
 from stigmergy.base.errors import ConfigError, JournalCorrupt, StoreCorrupt
 from stigmergy.base.system import SystemClock
 from stigmergy.control.live import Live

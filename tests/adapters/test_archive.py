@@ -12,7 +12,8 @@ import pytest
 
 from rigs.archive import SimArchive, SimHolds
 from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
-from stigmergy.audit.archive_port import Archive, HoldStore
+from stigmergy.audit.archive_port import Archive
+from stigmergy.audit.retention import HoldStore
 from stigmergy.base.errors import JournalError, JournalFull
 from stigmergy.sim.disk import Call, DiskFault, SimDisk
 

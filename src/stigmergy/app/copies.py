@@ -20,11 +20,11 @@ from msgspec import Struct
 from stigmergy.app.journals import inspect_journal, open_journal
 from stigmergy.app.node_config import check_store, open_store, shown
 from stigmergy.app.parts import SEGMENTS, SQLITE, journal_path
-from stigmergy.audit.archive import Safeguards
 from stigmergy.audit.archive_folder import sync_folder
 from stigmergy.audit.copier import Copier, CopyStanding
 from stigmergy.audit.copy_format import CopyManifest
 from stigmergy.audit.restore import build_journal, fetch_pieces
+from stigmergy.audit.retention import Safeguards
 from stigmergy.audit.verification import Verification, Verified
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt

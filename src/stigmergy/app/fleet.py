@@ -16,12 +16,13 @@ from stigmergy.app.journals import FLIGHT, JOURNALS, inspect_all, inspect_journa
 from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
 from stigmergy.app.node_config import BUSES, NodeConfig, find_node_config, open_bus, open_ledger, open_levels, open_mesh
 from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
-from stigmergy.audit.archive import Archiver, RetentionHolds, Safeguards
+from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
 from stigmergy.audit.directories import live_readings
 from stigmergy.audit.flight_journal import open_flight
 from stigmergy.audit.rotation import Rotation
 from stigmergy.base.clock import Entropy
+from stigmergy.audit.retention import RetentionHolds, Safeguards
 from stigmergy.base.errors import ConfigError, NotRunning
 from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours, place_of
 from stigmergy.base.trust import Signer, Verifier

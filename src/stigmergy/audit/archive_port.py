@@ -69,19 +69,3 @@ class Archive(Protocol):
     async def keep(self, name: str, data: bytes) -> None:
         """Keeps a flight log under this name."""
         ...
-
-
-class HoldStore(Protocol):
-    """Keeps the holds on a journal. What is in it is the business of `audit/archive`.
-
-    Durability: `save` returns only when it survives loss of power; all of it is there or what was there before.
-    Errors: JournalFull, JournalError.
-    """
-
-    def load(self) -> bytes:
-        """What was saved last; nothing if nobody ever did."""
-        ...
-
-    def save(self, data: bytes) -> None:
-        """Replaces it."""
-        ...

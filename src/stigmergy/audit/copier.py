@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from stigmergy.agents.codec import encode
 from stigmergy.agents.messages import SECOND_NS
-from stigmergy.audit.archive import Safeguards
 from stigmergy.audit.copy_format import (
     COPY_FORMAT,
     PIECE_BYTES,
@@ -29,6 +28,7 @@ from stigmergy.audit.copy_format import (
     read_manifest,
     write_commits,
 )
+from stigmergy.audit.retention import Safeguards
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalError, StigmergyError, StoreConflict, StoreCorrupt
 from stigmergy.journal.port import Journal, StoredCommit

@@ -14,10 +14,9 @@ from typing import Any
 from msgspec import Struct, structs
 
 from stigmergy.audit.directories import Directories, LiveReading
-from stigmergy.audit.flight import last_before
 from stigmergy.audit.listing import LogEntry, list_commit
 from stigmergy.base.errors import Bug, ConfigError, JournalForeign
-from stigmergy.journal.port import Journal, JournalIdentity, JournalSize, SnapshotPart, StoredCommit
+from stigmergy.journal.port import Journal, JournalIdentity, JournalSize, SnapshotPart, StoredCommit, last_before
 from stigmergy.shard.commit import Commit, Group, Head, open_commit
 from stigmergy.shard.commit_reader import Reading
 

@@ -31,7 +31,7 @@ from stigmergy.audit.flight_format import (
 from stigmergy.audit.verification import Problem, Verification, Verified
 from stigmergy.base.errors import ConfigError, JournalCorrupt
 from stigmergy.base.trust import Signer, Verifier
-from stigmergy.journal.port import Journal, StoredCommit
+from stigmergy.journal.port import Journal, StoredCommit, last_before
 from stigmergy.journal.signers import key_name, signer_changes
 from stigmergy.shard.commit import Commit, HashAlgorithm, Head, open_commit
 from stigmergy.shard.commit_reader import Reading, runs_of, said_in
@@ -223,19 +223,6 @@ def _ranges(journal: Journal, cut: FlightSelection) -> list[tuple[int, int, int]
         if first <= last:
             found.append((head.shard, first, last))
     return found
-
-
-def last_before(journal: Journal, shard: int, first: int, last: int, time_ns: int) -> int:
-    """The last position from `first` to `last` whose commit is older than this, or `first` - 1: found by halving."""
-    low, high = first - 1, last
-    while low < high:
-        middle = (low + high + 1) // 2
-        stored: StoredCommit | None = next(iter(journal.read(shard, after=middle - 1)), None)
-        if stored is not None and stored.sealed.time_ns < time_ns:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _signers_at(journal: Journal, ranges: Sequence[tuple[int, int, int]]) -> list[KnownSigner]:

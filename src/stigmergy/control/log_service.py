@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stigmergy.audit.archive import RetentionHold, RetentionHolds
 from stigmergy.audit.directories import LiveReading
 from stigmergy.audit.export import Export, Selection
 from stigmergy.audit.flight import FlightSelection, commits_in, make_flight
 from stigmergy.audit.listing import LogEntry, readable_time
+from stigmergy.audit.retention import RetentionHold, RetentionHolds
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.trust import Signer
 from stigmergy.control import protocol

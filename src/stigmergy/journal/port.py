@@ -187,6 +187,19 @@ class Journal(Protocol):
         ...
 
 
+def last_before(journal: Journal, shard: int, first: int, last: int, time_ns: int) -> int:
+    """The last position from `first` to `last` whose commit is older than this, or `first` - 1: found by halving."""
+    low, high = first - 1, last
+    while low < high:
+        middle = (low + high + 1) // 2
+        stored = next(iter(journal.read(shard, after=middle - 1)), None)
+        if stored is not None and stored.sealed.time_ns < time_ns:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 # The port of a shard's log on shared storage: everybody may follow it, one at a time may write to it.
 #
 # If a shard can move between machines, its log is on neither of them. The next owner first follows the log and then

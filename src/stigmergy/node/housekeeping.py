@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from stigmergy.agents.messages import SECOND_NS
-from stigmergy.audit.archive import ArchiveCounters, Safeguards
+from stigmergy.audit.retention import ArchiveCounters, Safeguards
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import DefinitionError, JournalFull, LinkDown
 from stigmergy.journal.port import Journal, SnapshotPart, keep_within

@@ -13,9 +13,8 @@ from itertools import islice
 from msgspec import Struct
 
 from stigmergy.audit.directories import Directories, LiveReading
-from stigmergy.audit.flight import last_before
 from stigmergy.base.errors import DataLost, JournalCorrupt
-from stigmergy.journal.port import Journal, StoredCommit
+from stigmergy.journal.port import Journal, StoredCommit, last_before
 from stigmergy.shard.commit import Commit, digest_commit, open_commit
 from stigmergy.uplink.messages import DIGEST_BYTES, ITEM_OVERHEAD_BYTES, ITEMS_COUNT_MAX, Batch, UplinkMark
 from stigmergy.uplink.rules import Item, Sieve, SieveCounters, UplinkRule, complete_position, number_of, position_of

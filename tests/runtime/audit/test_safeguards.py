@@ -9,10 +9,11 @@ import pytest
 from rigs.archive import SimArchive, SimHolds
 from stigmergy.agents.agent import Agent, evolve
 from stigmergy.agents.messages import Event
-from stigmergy.audit.archive import HOLDS_MAX, Archiver, RetentionHolds, Safeguards, read_holds, write_holds
+from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import HoldsFile
 from stigmergy.audit.flight import FlightVerification
 from stigmergy.audit.flight_journal import open_flight
+from stigmergy.audit.retention import HOLDS_MAX, RetentionHolds, Safeguards, read_holds, write_holds
 from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalError, JournalFull
 from stigmergy.control.live import Live
 from stigmergy.keys.ed25519 import Ed25519Verifier
