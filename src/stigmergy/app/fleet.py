@@ -20,9 +20,9 @@ from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
 from stigmergy.audit.directories import live_readings
 from stigmergy.audit.flight_journal import open_flight
+from stigmergy.audit.retention import RetentionHolds, Safeguards
 from stigmergy.audit.rotation import Rotation
 from stigmergy.base.clock import Entropy
-from stigmergy.audit.retention import RetentionHolds, Safeguards
 from stigmergy.base.errors import ConfigError, NotRunning
 from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads, make_process_ours, place_of
 from stigmergy.base.trust import Signer, Verifier

@@ -13,11 +13,11 @@ from itertools import islice
 from stigmergy.agents.columns import ColumnRun, Layout, Templates
 from stigmergy.audit.archive_port import CarriesDirectory
 from stigmergy.base.errors import JournalCorrupt, JournalError
-from stigmergy.journal.ownership import Shards
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Commit, digest_commit, genesis_of, open_commit
 from stigmergy.shard.commit_reader import Reading, learn
 from stigmergy.shard.directory import Directory
+from stigmergy.shard.shard import Shards
 from stigmergy.shard.snapshot import PartsDigest, SnapshotHeader, names_in, read_header
 from stigmergy.shard.state import ShardState
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from stigmergy.base.errors import JournalUnknown, NotOwned
 from stigmergy.control.protocol import Answer, AnyRequest, ControlHandler, refusal
-from stigmergy.journal.ownership import Guard
+from stigmergy.journal.port import Guard
 
 LOST = "this worker has lost its lease, and another may own the shard; nothing was done, ask again"
 LATE = (

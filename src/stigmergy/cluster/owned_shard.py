@@ -16,8 +16,7 @@ from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.standby import ClaimedShard
 from stigmergy.control.live import Live
-from stigmergy.journal.ownership import Guard
-from stigmergy.journal.port import ShardLog
+from stigmergy.journal.port import Guard, ShardLog
 from stigmergy.network.bus_link import BusLink
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication

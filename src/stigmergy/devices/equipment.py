@@ -22,7 +22,7 @@ from stigmergy.devices.loops import LoopSpec, MakeSafe, SetPoints, Tick
 from stigmergy.devices.port import Attachment
 from stigmergy.devices.sensors import WITHIN_S_MIN, Polled, Pushed, SensorSpec, check_every
 from stigmergy.devices.staleness import safe_actions_of
-from stigmergy.journal.ownership import Guard
+from stigmergy.journal.port import Guard
 
 ActionT = TypeVar("ActionT", bound=Action)
 WorkT = TypeVar("WorkT", bound=Work)

@@ -210,6 +210,13 @@ READ_COUNT_MAX = 512
 
 Grown = Callable[[], None]
 
+Guard = Callable[[], bool]
+"""Whether a host may act for its shards at this moment. A host whose shards can move to another owner is given one.
+
+It reads the owner's own clock and never waits: an owner that was paused or cut off learns late that it has lost them.
+A host that is told no ends at once, without effects and without safe actions. Those are the next owner's.
+"""
+
 
 class ShardLog(Protocol):
     """The log of one shard.

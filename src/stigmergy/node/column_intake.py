@@ -15,7 +15,6 @@ from msgspec import structs
 
 from stigmergy.agents.columns import NO_CHECK, Table
 from stigmergy.base.errors import Malformed, UnknownKind
-from stigmergy.journal.ownership import Shards
 from stigmergy.node.column_roster import Place, Roster, ShardRoster
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import Ingress
@@ -25,6 +24,7 @@ from stigmergy.shard.batches import ColumnBatch, open_batch
 from stigmergy.shard.draft import Ready
 from stigmergy.shard.gaps import Accept, GapCounters
 from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
+from stigmergy.shard.shard import Shards
 from stigmergy.shard.state import ShardState
 
 ITEM_BYTES = 4096

@@ -27,8 +27,7 @@ from stigmergy.base.errors import Bug, JournalConflict, NotOwned, NotRunning
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.claims.permissions import ClaimRequester, losses_at_start, without_ledger
 from stigmergy.devices.staleness import Staleness
-from stigmergy.journal.ownership import Guard, Shards
-from stigmergy.journal.port import Journal
+from stigmergy.journal.port import Guard, Journal
 from stigmergy.journal.recovery import Recovered, Recovery, check_receivers
 from stigmergy.journal.signers import check_ends, check_own_key
 from stigmergy.node.column_actuators import BatchedActuators
@@ -46,7 +45,7 @@ from stigmergy.node.wakeups import Alarms, OnUnserved, Waker
 from stigmergy.shard.draft import Stepped
 from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
 from stigmergy.shard.outbox import Pending
-from stigmergy.shard.shard import Shard
+from stigmergy.shard.shard import Shard, Shards
 from stigmergy.shard.state import ShardState, addresses_of
 
 log = logging.getLogger("stigmergy.host")
@@ -135,7 +134,7 @@ class Host:
         self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
         self.failure: Exception | None = None
         self._failed = asyncio.Event()
-        self.shards = Shards(journal.identity, self._owner_of)
+        self.shards = Shards(journal.identity.shards, journal.identity.signers_shard, self._owner_of)
         for state in recovered.states:
             self.shards.take(self._shard_of(state, claim))
         covers_all = not self._is_signed_by_us(trusted)
@@ -160,7 +159,15 @@ class Host:
         self._alarms = Alarms()
         self._staleness = Staleness(declaration.plans)
         self._check_every_ns = int(settings.retention.check_every_s * SECOND_NS)
-        self.housekeeper = Housekeeper(self.shards, journal, settings, clock, self._inform, recovered.bases)
+        self.housekeeper = Housekeeper(
+            [shard.state for shard in self.shards],
+            lambda number: self.shards[number].open_images,
+            journal,
+            settings,
+            clock,
+            self._inform,
+            recovered.bases,
+        )
         tidy, calls = self.housekeeper, (self._gather, self._written, self._give_up)
         self.committer = Committer(self.shards, journal, signer, clock, tidy, settings, *calls, covers_all)
         self._connections = to = connect(self)

@@ -6,7 +6,7 @@ the journal is free, and calls `durable` when a commit has been written. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -21,8 +21,8 @@ from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import SnapshotNote
 from stigmergy.shard.draft import Ready
 from stigmergy.shard.inputs import SnapshotStored
-from stigmergy.shard.shard import Shard
 from stigmergy.shard.snapshot import SnapshotWriter
+from stigmergy.shard.state import ShardState
 
 # The agents that changed since the last snapshot, while they are the minority: then the next one can be incremental.
 #
@@ -101,7 +101,7 @@ class HousekeepingCounters(ArchiveCounters):
 class _ShardRecord(Struct):
     """What housekeeping knows of one shard."""
 
-    shard: Shard
+    state: ShardState
     events: int = 0
     tail_bytes: int = 0
     since_ns: int = 0
@@ -126,14 +126,17 @@ class Housekeeper:
 
     def __init__(
         self,
-        shards: Iterable[Shard],
+        states: Iterable[ShardState],
+        open_images: Callable[[int], Mapping[str, Any]],
         journal: Journal,
         settings: Settings,
         clock: Clock,
         tell: Callable[[int, SnapshotStored], None],
         bases: Iterable[Basis],
     ) -> None:
-        """`bases` are what the shards were recovered from, in their order."""
+        """`open_images` are a shard's agents that its open draft has changed, as they were before it. `bases` are what
+        the shards were recovered from, in their order."""
+        self._open_images = open_images
         self._journal = journal
         self._settings = settings
         self._tell = tell
@@ -141,7 +144,7 @@ class Housekeeper:
             keep_within(journal, settings.retention.keep_bytes)
         self._monotonic_ns = clock.monotonic_ns
         now_ns = clock.monotonic_ns()
-        self._records = {shard.state.shard: _ShardRecord(shard=shard, since_ns=now_ns) for shard in shards}
+        self._records = {state.shard: _ShardRecord(state=state, since_ns=now_ns) for state in states}
         self._last_check_ns = now_ns
         self._obsolete: list[tuple[int, int]] = []
         """Snapshots to drop: shard and position."""
@@ -194,7 +197,7 @@ class Housekeeper:
         record = self._records[ready.sealed.shard]
         record.events += ready.sealed.events
         record.tail_bytes += len(ready.sealed.body)
-        record.changes.note(ready.touched, len(record.shard.state.agents))
+        record.changes.note(ready.touched, len(record.state.agents))
         if record.taking is not None:
             record.taking.keep_images(ready.touched)
 
@@ -259,7 +262,7 @@ class Housekeeper:
         return made_room or self.counters.commits_dropped > before
 
     def _begin(self, record: _ShardRecord, monotonic_ns: int) -> None:
-        state = record.shard.state
+        state = record.state
         changed = record.changes.few(len(state.agents))
         depth = 0
         for _, base in reversed(record.noted):
@@ -291,9 +294,9 @@ class Housekeeper:
         if taking is None:
             return
         number = taking.parts_count
-        shard = record.shard.state.shard
+        shard = record.state.shard
         try:
-            body = taking.next_part(record.shard.open_images)
+            body = taking.next_part(self._open_images(shard))
         except DefinitionError as error:
             self._troubles[shard] = f"no snapshot of shard {shard}: {error}"
             self._give_up(record, taking)
@@ -318,7 +321,7 @@ class Housekeeper:
         record.taking = None
         record.changes.add(record.taken_changes)
         self.counters.snapshots_given_up += 1
-        self._obsolete.append((record.shard.state.shard, taking.position))
+        self._obsolete.append((record.state.shard, taking.position))
 
     async def _drop_snapshot(self) -> None:
         shard, position = self._obsolete[-1]
@@ -347,7 +350,7 @@ class Housekeeper:
             while link:
                 needed[link] = None
                 link = by_position.get(link, 0)
-        shard = record.shard.state.shard
+        shard = record.state.shard
         self._obsolete += [(shard, position) for position, _ in record.noted if position not in needed]
         record.noted = [(position, base) for position, base in record.noted if position in needed]
 
@@ -356,14 +359,14 @@ class Housekeeper:
         if not record.noted:
             return 0
         covered = record.noted[0][0]
-        state = record.shard.state
+        state = record.state
         for lowest in (state.outbox.lowest_position(), state.blocks.lowest_position()):
             covered = covered if lowest is None else min(covered, lowest - 1)
-        return self.safeguards.unheld(self._journal, record.shard.state.shard, covered, full=full)
+        return self.safeguards.unheld(self._journal, record.state.shard, covered, full=full)
 
     def _spare(self, record: _ShardRecord, droppable: int) -> int:
         """What of it may go for want of room: with an uplink, not at once what its receiver does not have."""
-        shard = record.shard.state.shard
+        shard = record.state.shard
         return self.safeguards.spare(shard, self._journal.first_position(shard), droppable)
 
     async def _retain(self, wall_ns: int) -> None:
@@ -372,15 +375,15 @@ class Housekeeper:
         size = self._journal.size()
         for record in self._records.values():
             droppable = self._droppable(record)
-            spare, sent = self._spare(record, droppable), self.safeguards.sent(record.shard.state.shard, droppable)
+            spare, sent = self._spare(record, droppable), self.safeguards.sent(record.state.shard, droppable)
             upto = 0
             if size.bytes_free < rule.reserve_bytes:
                 upto = spare
             if rule.keep_s is not None:
                 upto = max(upto, self._last_before(record, sent, wall_ns - int(rule.keep_s * SECOND_NS)))
             if rule.keep_bytes is not None and size.bytes_used > rule.keep_bytes:
-                first = self._journal.first_position(record.shard.state.shard)
-                count = record.shard.state.position - first + 1
+                first = self._journal.first_position(record.state.shard)
+                count = record.state.position - first + 1
                 excess = first - 1 + int(count * (1 - rule.keep_bytes / size.bytes_used)) + 1
                 upto = max(upto, min(excess, spare))
             try:
@@ -391,7 +394,7 @@ class Housekeeper:
 
     def _last_before(self, record: _ShardRecord, limit: int, time_ns: int) -> int:
         """The last position, up to a limit, whose commit is older than this: found by halving."""
-        shard = record.shard.state.shard
+        shard = record.state.shard
         low, high = self._journal.first_position(shard) - 1, limit
         while low < high:
             middle = (low + high + 1) // 2
@@ -408,7 +411,7 @@ class Housekeeper:
 
     async def _drop(self, record: _ShardRecord, upto: int, *, full: bool = False) -> None:
         """Drops what the archive has; what it has not yet is dropped later, or not at all. `full`: the device is."""
-        shard = record.shard.state.shard
+        shard = record.state.shard
         first = self._journal.first_position(shard)
         if upto < first:
             return

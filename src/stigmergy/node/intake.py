@@ -14,12 +14,12 @@ from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import Envelope, encode, open_envelope, printable
 from stigmergy.agents.messages import Command, Event
 from stigmergy.base.errors import Malformed, NotRunning, UnknownKind
-from stigmergy.journal.ownership import Shards
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import Ingress
 from stigmergy.node.mailbox import BLOCK, Mailbox, Queued, Ticket
 from stigmergy.shard.draft import OVERHEAD_BYTES
 from stigmergy.shard.gaps import Accept
+from stigmergy.shard.homes import Ownership
 from stigmergy.shard.inputs import ELSEWHERE, LOCAL, Ask, Asked, Delivery, Input, SequencesSkipped, Verdict
 
 SHOWN_CHARS_MAX = 200
@@ -67,7 +67,7 @@ class Intake:
         self,
         declaration: Declaration,
         assignment: Assignment,
-        shards: Shards,
+        shards: Ownership,
         mailbox: Mailbox,
         ingress: Ingress[Envelope],
         monotonic_ns: Callable[[], int],
@@ -237,7 +237,7 @@ class Intake:
         for ticket in accepted.tickets:
             if isinstance(ticket, AwaitedTicket):
                 ticket.expect(shards)
-        for shard, part in zip((one.state.shard for one in self._shards), parts, strict=True):
+        for shard, part in zip(self._shards.numbers, parts, strict=True):
             if accepted.skip_to:
                 skipped = SequencesSkipped(
                     source=envelope.source,
@@ -261,7 +261,7 @@ class Intake:
 
     def _split(self, items: list[tuple[str, bytes]]) -> list[list[tuple[str, bytes]]]:
         """One list for each shard, of full length: the numbers of a source run through all of them."""
-        parts = {shard.state.shard: [("", ELSEWHERE)] * len(items) for shard in self._shards}
+        parts = {shard: [("", ELSEWHERE)] * len(items) for shard in self._shards.numbers}
         for number, item in enumerate(items):
             parts[self.shard_of(item[0])][number] = item
         return list(parts.values())

@@ -16,10 +16,10 @@ from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.effects import shard_sink
 from stigmergy.agents.messages import SECOND_NS
-from stigmergy.journal.ownership import Shards
 from stigmergy.node.mailbox import Mailbox, Queued, Ticket
 from stigmergy.shard.inputs import Delivery, EffectSettled, Input
 from stigmergy.shard.outbox import Pending
+from stigmergy.shard.shard import Shards
 
 SHARD_SINKS = "shard/"
 REPORT_EVERY_NS = 60 * SECOND_NS

@@ -1,4 +1,4 @@
-"""Which shard an agent belongs to, by its address or by a key that the fleet computes from it. Pure.
+"""Which shard an agent belongs to, by its address or by a key that the fleet computes from it; who owns a shard. Pure.
 
 The shard is the hash of a text: the agent's address, or the result of a function of the fleet, for instance its zone.
 Agents with the same text share a shard. The answer is permanent, so the function must see only the address and return
@@ -8,11 +8,11 @@ the same text in every process and every version.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
 from stigmergy.agents.codec import printable
-from stigmergy.base.errors import DefinitionError, JournalForeign, UnknownKind
+from stigmergy.base.errors import DefinitionError, JournalForeign, NotOwned, UnknownKind
 
 ShardKey = Callable[[str], str]
 """From an agent's address, such as "Drone/D-17", to the text whose hash is its shard, such as "harbour"."""
@@ -117,3 +117,29 @@ def _name_of(key: object) -> str:
             "journals keep its name"
         )
     return name
+
+
+class Ownership:
+    """Which shards of its fleet a host owns, by number: all of them, or some where several owners share a fleet. If a
+    shard is not ours, the error names its owner. Ownership may change from one turn to the next."""
+
+    def __init__(self, total: int, owner_of: Callable[[int], str]) -> None:
+        """`owner_of` names the owner of a shard that is not ours."""
+        self.total = total
+        """How many the fleet has."""
+        self.numbers: Collection[int] = ()
+        """Those that are ours, in order."""
+        self._owner_of = owner_of
+
+    def __contains__(self, number: int) -> bool:
+        return number in self.numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def check_home(self, address: str, number: int) -> None:
+        """Raises NotOwned, with who has it, if the agent's shard is not ours."""
+        if number not in self.numbers:
+            raise NotOwned(
+                f"{address} lives in shard {number}, which {self._owner_of(number)} has; nothing was taken, ask there"
+            )

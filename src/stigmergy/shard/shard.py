@@ -21,7 +21,7 @@ Nothing of the open draft was written; a restart replays the journal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, assert_never
 
 from msgspec import structs
@@ -43,11 +43,11 @@ from stigmergy.agents.supervision import (
     SignerEnrolled,
     SignerRevoked,
 )
-from stigmergy.base.errors import Bug, Overloaded, PeerError, StigmergyError
+from stigmergy.base.errors import Bug, NotOwned, Overloaded, PeerError, StigmergyError
 from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
 from stigmergy.shard.dispatch import ADDRESS_CHARS_MAX, InputDispatcher, retry, take_merged, take_verdict
 from stigmergy.shard.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft, Ready, Stepped
-from stigmergy.shard.homes import Homes
+from stigmergy.shard.homes import Homes, Ownership
 from stigmergy.shard.inputs import (
     Accepted,
     ActionsConfirmed,
@@ -458,3 +458,38 @@ class Shard:
         self.state.marks.move(moved)
         self._draft.move_mark(moved)
         self._draft.hurry(MARKS_WAIT_NS)
+
+
+class Shards(Ownership):
+    """The shards of one host, by number. Iterating gives those that it owns, in order."""
+
+    def __init__(self, total: int, signers_shard: int, owner_of: Callable[[int], str]) -> None:
+        super().__init__(total, owner_of)
+        self._signers_shard = signers_shard
+        self._owned: dict[int, Shard] = {}
+
+    def take(self, shard: Shard) -> None:
+        """From now on it is ours. Raises JournalForeign if its agents have come to live elsewhere."""
+        shard.homes.check_agents(shard.state.shard, shard.state.addresses())
+        self._owned[shard.state.shard] = shard
+        self._owned = {number: self._owned[number] for number in sorted(self._owned)}
+        self.numbers = self._owned.keys()
+
+    def __getitem__(self, number: int) -> Shard:
+        shard = self._owned.get(number)
+        if shard is None:
+            raise NotOwned(f"{self._owner_of(number)} has shard {number} of this fleet; ask there")
+        return shard
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self._owned.values())
+
+    @property
+    def first(self) -> Shard:
+        """Any one of them, always the same: for what is alike in all."""
+        return next(iter(self._owned.values()))
+
+    @property
+    def signers(self) -> Shard:
+        """The one in whose log signers are enrolled and revoked."""
+        return self[self._signers_shard]
