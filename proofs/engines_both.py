@@ -31,9 +31,8 @@ from stigmergy.compiled.program import Program
 from stigmergy.compiled.reader import read_agent
 from stigmergy.compiled.storage import RowCodec
 from stigmergy.compiled.table import CompiledEngine, CompiledTable
-from stigmergy.shard.column_dispatch import column_cause
-from stigmergy.shard.commit import Commit
-from stigmergy.shard.draft import NO_CAUSE, pack_effect
+from stigmergy.shard.commit import NO_CAUSE, Commit, column_cause
+from stigmergy.shard.draft import pack_effect
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import Ask, Delivery, Refused
 from stigmergy.shard.shard import Shard

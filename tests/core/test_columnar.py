@@ -14,8 +14,7 @@ from stigmergy.agents.columns import NOT_KEPT
 from stigmergy.agents.messages import SECOND_NS, Message
 from stigmergy.agents.supervision import AgentsEnrolled, ColumnsDeclared, InputFailed
 from stigmergy.base.errors import Malformed, Overloaded, SequenceGap, StaleEpoch, StaleMapping, UnknownKind
-from stigmergy.shard.column_dispatch import column_cause
-from stigmergy.shard.commit import COMMIT_BYTES_MAX
+from stigmergy.shard.commit import COMMIT_BYTES_MAX, column_cause
 from stigmergy.shard.inputs import ActionsConfirmed, EnrollAgents, LetterRetried, ResumeAgent
 from stigmergy.shard.snapshot import digest_of_state
 from stigmergy.shard.state import Limits

@@ -20,9 +20,9 @@ from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import AgentsEnrolled
 from stigmergy.audit.differences import ABSENT, Compared, Difference, effect_differences, shown_effect
 from stigmergy.audit.directories import ShardReading
-from stigmergy.shard.commit import Commit, Owed
+from stigmergy.shard.commit import NO_CAUSE, Commit, Owed
 from stigmergy.shard.commit_reader import BATCHED, Records, effects_of, runs_of, said_in
-from stigmergy.shard.draft import NO_CAUSE, pack_effect
+from stigmergy.shard.draft import pack_effect
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.state import ShardState
 

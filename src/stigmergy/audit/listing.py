@@ -21,10 +21,9 @@ from stigmergy.agents.effects import PUBLISH, TIMERS
 from stigmergy.audit.directories import Directories, LiveReading
 from stigmergy.base.errors import ConfigError, JournalCorrupt
 from stigmergy.journal.port import Journal
-from stigmergy.shard.commit import Answer, Commit, Owed, open_commit
+from stigmergy.shard.commit import NO_CAUSE, Answer, Commit, Owed, open_commit
 from stigmergy.shard.commit_reader import KeptEvent, Reading, Records, effects_of, runs_of
 from stigmergy.shard.directory import Directory
-from stigmergy.shard.draft import NO_CAUSE
 from stigmergy.shard.timers import read_timer
 
 ENTRIES_MAX = 100_000

@@ -34,10 +34,10 @@ from stigmergy.audit.directories import ShardReading
 from stigmergy.audit.verification import loose_actions
 from stigmergy.base.errors import PeerError, UnknownKind
 from stigmergy.crdt.delta import read_delta
-from stigmergy.shard.commit import Answer, Commit, EventRun, Owed
+from stigmergy.shard.commit import NO_CAUSE, Answer, Commit, EventRun, Owed
 from stigmergy.shard.commit_reader import Records
 from stigmergy.shard.dispatch import REACTIONS_BYTES_MAX, decided_events, decode
-from stigmergy.shard.draft import NO_CAUSE, collect, is_tell_back, pack_effects
+from stigmergy.shard.draft import collect, is_tell_back, pack_effects
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.state import ShardState, evolve_event, fold_fact
 from stigmergy.shard.timers import WINDOW_PREFIX, read_timer

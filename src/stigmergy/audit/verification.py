@@ -23,10 +23,18 @@ from stigmergy.base.errors import JournalError
 from stigmergy.base.trust import Verifier
 from stigmergy.journal.port import Journal, StoredCommit
 from stigmergy.journal.signers import SignerHistory, SignerRecord, covers
-from stigmergy.shard.commit import Commit, Head, Signature, SnapshotNote, digest_commit, genesis_of, open_commit
+from stigmergy.shard.commit import (
+    NO_CAUSE,
+    Commit,
+    Head,
+    Signature,
+    SnapshotNote,
+    digest_commit,
+    genesis_of,
+    open_commit,
+)
 from stigmergy.shard.commit_reader import index_of_cause, learn, said_in
 from stigmergy.shard.directory import Directory
-from stigmergy.shard.draft import NO_CAUSE
 from stigmergy.shard.snapshot import PartsDigest, read_header
 from stigmergy.shard.state import EnrolledSigner
 

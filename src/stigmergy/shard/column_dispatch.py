@@ -34,7 +34,8 @@ from stigmergy.base.errors import (
     PeerError,
     StaleMapping,
 )
-from stigmergy.shard.draft import DRAFT_BYTES_MAX, NO_CAUSE, OVERHEAD_BYTES, Draft, ShardCounters, owe, pack_effect
+from stigmergy.shard.commit import NO_CAUSE, column_cause
+from stigmergy.shard.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft, ShardCounters, owe, pack_effect
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ColumnDelivery
 from stigmergy.shard.state import ShardState
@@ -45,13 +46,6 @@ ENROLLED_BYTES_MAX = 32 * 1024
 """Names of one enrolment; more of them are several enrolments."""
 NAME_BYTES = 2
 """Counted for each name besides its characters."""
-COLUMN_CAUSES = -2
-"""The causes of ordinary effects whose events are in columns: this one for the first of the commit, then downwards."""
-
-
-def column_cause(place: int) -> int:
-    """How an effect names the event behind it, of which there are so many before it in the commit's columns."""
-    return COLUMN_CAUSES - place
 
 
 class OrdinaryDispatch(Protocol):

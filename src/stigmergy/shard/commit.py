@@ -75,6 +75,17 @@ class Answer(Struct, array_like=True, frozen=True):
     time_ns: int
 
 
+NO_CAUSE = -1
+"""The cause of an effect whose event was transient, and so is not in the log."""
+COLUMN_CAUSES = -2
+"""The causes of ordinary effects whose events are in columns: this one for the first of the commit, then downwards."""
+
+
+def column_cause(place: int) -> int:
+    """How an effect names the event behind it, of which there are so many before it in the commit's columns."""
+    return COLUMN_CAUSES - place
+
+
 class Owed(Struct, array_like=True, frozen=True):
     """An effect the commit owes a sink: the sequence-th of this sink. `cause` is the index of the event behind it."""
 

@@ -19,10 +19,8 @@ from stigmergy.agents.columns import NOT_KEPT, ColumnRun, Layout, Templates, che
 from stigmergy.agents.messages import spec_of
 from stigmergy.agents.supervision import SHARD_ADDRESS, AgentsEnrolled, ColumnsDeclared
 from stigmergy.base.errors import JournalCorrupt
-from stigmergy.shard.column_dispatch import COLUMN_CAUSES
-from stigmergy.shard.commit import Commit, Owed
+from stigmergy.shard.commit import COLUMN_CAUSES, NO_CAUSE, Commit, Owed
 from stigmergy.shard.directory import Directory
-from stigmergy.shard.draft import NO_CAUSE
 
 NUMBER_BYTES = 4
 BATCHED = "batched/"

@@ -34,10 +34,9 @@ from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFaile
 from stigmergy.base.errors import Malformed, Overloaded, PeerError, TooLarge
 from stigmergy.crdt.delta import Edit
 from stigmergy.shard.column_dispatch import ColumnDispatcher
-from stigmergy.shard.commit import Answer
+from stigmergy.shard.commit import NO_CAUSE, Answer
 from stigmergy.shard.draft import (
     DRAFT_BYTES_MAX,
-    NO_CAUSE,
     OVERHEAD_BYTES,
     Draft,
     InputOutcome,

@@ -22,6 +22,7 @@ from stigmergy.base.errors import Malformed, SequenceGap, StaleEpoch, StaleMappi
 from stigmergy.shard.commit import (
     COLUMNS_FORMAT,
     COMMIT_FORMAT,
+    NO_CAUSE,
     Answer,
     Commit,
     EventRun,
@@ -315,8 +316,6 @@ class Ready(Struct, frozen=True):
 
 # The results of one input: collected aside, then entered into the draft in one go, which cannot fail.
 
-NO_CAUSE = -1
-"""The cause of an effect whose event was transient, and so is not in the log."""
 
 _TOLD_BACK = spec_of(TellFailed).tag
 PackedEffect = tuple[str, bytes]

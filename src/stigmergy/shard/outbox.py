@@ -98,6 +98,8 @@ class Outbox:
 # The actions of a kind are numbered from 1 without a gap, in the order of the log, and confirmed in that order: one
 # cursor per kind says how far. After a restart everything behind the cursor is released again, with the same ids.
 
+INDEX_BITS = 20
+"""The low bits of a token: where in its commit an effect stands."""
 BLOCK_INDEX = 1 << 19
 """In the ids of effects, actions in blocks count from here within their commit: so no ordinary effect has theirs."""
 

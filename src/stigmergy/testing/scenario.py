@@ -50,8 +50,8 @@ from stigmergy.crdt.pncounter import PNCounter
 from stigmergy.crdt.store import mint
 from stigmergy.crdt.value import SharedValue
 from stigmergy.devices.staleness import Staleness
-from stigmergy.shard.commit import Commit, seal
-from stigmergy.shard.draft import NO_CAUSE, Draft, Ready
+from stigmergy.shard.commit import NO_CAUSE, Commit, seal
+from stigmergy.shard.draft import Draft, Ready
 from stigmergy.shard.inputs import (
     Ask,
     Delivery,
