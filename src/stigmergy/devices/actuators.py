@@ -20,6 +20,8 @@ from stigmergy.base.errors import DefinitionError
 CONFIRM_EVERY_S = 0.1
 """How often the world is asked whether it is so yet."""
 TRIES_MAX = 1_000
+PAUSE_S_MAX = 5.0
+"""The pause between two tries doubles up to this: one who is to try a hundred times must not wait for years."""
 
 Act = Callable[[Order[Any]], Awaitable[Any] | Any]
 Confirm = Callable[[Order[Any]], Awaitable[bool] | bool]

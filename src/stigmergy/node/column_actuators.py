@@ -23,12 +23,11 @@ from stigmergy.agents.columns import ACTION_HEAD_BYTES, SLOT_BYTES, Slot, Templa
 from stigmergy.agents.effects import Order
 from stigmergy.agents.messages import Action
 from stigmergy.base.errors import DeviceRefused
-from stigmergy.devices.actuators import RetryPolicy
+from stigmergy.devices.actuators import PAUSE_S_MAX, RetryPolicy
 from stigmergy.devices.equipment import Actuators
-from stigmergy.node.effector import INDEX_BITS, PAUSE_S_MAX
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import ActionsConfirmed
-from stigmergy.shard.outbox import BLOCK_INDEX, Block
+from stigmergy.shard.outbox import BLOCK_INDEX, INDEX_BITS, Block
 from stigmergy.shard.state import ShardState
 
 # Orders in bulk: the actions of one type that a block owes, as a batch actuator gets them.

@@ -27,12 +27,12 @@ from stigmergy.agents.messages import Action, Claimed, Event, Work, spec_of
 from stigmergy.agents.plans import AgentPlan, confirmation
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import ClaimLapsed, DeviceRefused
-from stigmergy.devices.actuators import RetryPolicy
+from stigmergy.devices.actuators import PAUSE_S_MAX, RetryPolicy
 from stigmergy.devices.equipment import ActuatorFunction, Actuators
 from stigmergy.devices.staleness import safe_actions_of
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import EffectSettled, EffectsSettled, Input, SafeActionOut
-from stigmergy.shard.outbox import Pending
+from stigmergy.shard.outbox import INDEX_BITS, Pending
 from stigmergy.shard.shard import Shard
 from stigmergy.shard.state import addresses_of
 
@@ -42,10 +42,6 @@ Settle = Callable[[int, EffectSettled | EffectsSettled], None]
 _REASON_CHARS_MAX = 300
 SAFE_SLICE_S = 0.01
 """So long plain functions may make agents safe one after the other before everybody else has a turn."""
-PAUSE_S_MAX = 5.0
-"""The pause between two tries doubles up to this: one who is to try a hundred times must not wait for years."""
-INDEX_BITS = 20
-"""The low bits of a token: where in its commit an effect stands."""
 
 
 class EffectorCounters(Struct):

@@ -10,9 +10,8 @@ import pytest
 from stigmergy import DeviceRefused
 from stigmergy.control.live import Live
 from stigmergy.node.column_actuators import Orders
-from stigmergy.node.effector import INDEX_BITS
 from stigmergy.shard.inputs import ActionsConfirmed
-from stigmergy.shard.outbox import BLOCK_INDEX
+from stigmergy.shard.outbox import BLOCK_INDEX, INDEX_BITS
 from stigmergy.sim.node import SimNode
 from tests.core.meters import Alarm, Beep, Glimpsed, Measured
 from tests.runtime.columns.stage import Hand, Honked, Radio, declare, play

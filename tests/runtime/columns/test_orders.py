@@ -25,8 +25,7 @@ from stigmergy.agents.columns import (
     Text,
 )
 from stigmergy.node.column_actuators import Orders, counts_in
-from stigmergy.node.effector import INDEX_BITS
-from stigmergy.shard.outbox import BLOCK_INDEX, Block
+from stigmergy.shard.outbox import BLOCK_INDEX, INDEX_BITS, Block
 
 np = pytest.importorskip("numpy")
 
