@@ -15,6 +15,7 @@ import numpy as np
 from bench.records import Records, acting
 from bench.rig import FLEET, IDENTITY, SEED
 from bench.workload import Descend, Drone, Land
+from stigmergy.app.fleet import Fleet
 from stigmergy.base.system import SystemClock
 from stigmergy.journal import segments
 from stigmergy.journal.port import JournalIdentity
@@ -52,7 +53,7 @@ def make_fleet(descend: Act, land: Act | None = None, shards: int = 1) -> Declar
 
     What takes long is said on stderr, and taken from the disk the next time.
     """
-    fleet = Declaration(FLEET, agents=[Drone], compiled=True, shards=shards)
+    fleet = Fleet(FLEET, agents=[Drone], compiled=True, shards=shards)
     fleet.batch_actuator(Descend)(descend)
     fleet.batch_actuator(Land)(land or descend)
     fleet.prepare(_say)

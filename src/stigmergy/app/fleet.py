@@ -9,6 +9,8 @@ from importlib.metadata import version as metadata_version
 from pathlib import Path
 from types import TracebackType
 
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.columns import Engine
 from stigmergy.app.config import Config, find_config
 from stigmergy.app.copies import Copiers, check_copied
 from stigmergy.app.feeds import checked_rings, open_rings
@@ -64,6 +66,17 @@ class Fleet(Declaration):
     async with fleet.running() as live:
         await live.send("Drone/D-17", StartMission(mission="M1"))
     """
+
+    def engine_of(self, cls: type[Agent]) -> Engine:
+        """Reads the class, and refuses it with lines and reasons if it cannot be compiled. Nothing is compiled yet."""
+        try:
+            from stigmergy.compiled.table import engine_of
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{cls.__qualname__} is to be compiled, and {error.name} is not installed; "
+                'pip install "stigmergy[compiled]", or declare the fleet without compiled='
+            ) from None
+        return engine_of(cls)
 
     def running(
         self,

@@ -60,18 +60,6 @@ def _compiled_of(name: str, agents: Sequence[type[Agent]], compiled: object) -> 
     return given
 
 
-def _engine_of(cls: type[Agent]) -> Engine:
-    """Reads the class, and refuses it with lines and reasons if it cannot be compiled. Nothing is compiled yet."""
-    try:
-        from stigmergy.compiled.table import engine_of
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{cls.__qualname__} is to be compiled, and {error.name} is not installed; "
-            'pip install "stigmergy[compiled]", or declare the fleet without compiled='
-        ) from None
-    return engine_of(cls)
-
-
 class Declaration(Equipment, Subscriptions):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
@@ -100,10 +88,14 @@ class Declaration(Equipment, Subscriptions):
         self.plans: dict[str, AgentPlan] = plan_agents(agents)
         for cls in _compiled_of(name, agents, compiled):
             kind = cls.__agent_kind__
-            self.plans[kind] = structs.replace(self.plans[kind], engine=_engine_of(cls))
+            self.plans[kind] = structs.replace(self.plans[kind], engine=self.engine_of(cls))
         self._streams = dict(streams or {})
         self.receivers: dict[str, Callable[[int], int]] = {}
         """Per sink, asked at start: the highest sequence of this shard's effects that the receiver has confirmed."""
+
+    def engine_of(self, cls: type[Agent]) -> Engine:
+        """Reads a class that is to be compiled. A bare declaration has no compiler; a `Fleet` has."""
+        raise ConfigError(f"{cls.__qualname__} is to be compiled; declare it in a Fleet, or without compiled=")
 
     @property
     def has_compiled(self) -> bool:
