@@ -7,7 +7,6 @@ is stopped is read from the journal, which needs the user's classes.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 import secrets
 import time
@@ -17,13 +16,21 @@ import msgspec
 from msgspec import structs
 
 from stigmergy.app.fleet import inspect_all
-from stigmergy.app.parts import shown_url
 from stigmergy.audit.history import History, Moment, read_moment
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.base.errors import ConfigError, JournalForeign
+from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, Output, shown
-from stigmergy.cli.display.places import add_place, ask, find_fleet, find_journal, find_place, find_running_place
+from stigmergy.cli.display.places import (
+    add_place,
+    ask,
+    check_fleet,
+    closing_journal,
+    find_fleet,
+    find_journal,
+    find_place,
+    find_running_place,
+)
 from stigmergy.control.description import described_sight
 from stigmergy.control.protocol import ObserveRequest, SendRequest, StateRequest
 from stigmergy.control.replies import StateReply
@@ -154,18 +161,12 @@ def show_state(arguments: argparse.Namespace, output: Output) -> int:
 def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output) -> StateReply:
     fleet = find_fleet(arguments)
     url = find_journal(arguments)
-    journal = inspect_all(url)
-    try:
-        if journal.identity.fleet != fleet.name:
-            raise JournalForeign(
-                f"{shown_url(url)} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}"
-            )
+    with closing_journal(inspect_all(url)) as journal:
+        check_fleet(journal, url, fleet)
         sight = History(journal, fleet.plans, fleet.settings.limits, output.note, fleet.homes).look(
             arguments.agent, moment
         )
         return described_sight(arguments.agent, sight)
-    finally:
-        asyncio.run(journal.close())
 
 
 def _show(seen: StateReply, output: Output) -> None:

@@ -30,19 +30,16 @@ PAUSE_S_MAX = 5.0
 """Before a process is started again; it doubles with each time that it died within the time above."""
 LINE_BYTES_MAX = 1024 * 1024
 HOPELESS = (
-    "ConfigError",
-    "DefinitionError",
-    "JournalForeign",
-    "JournalCorrupt",
-    "JournalLocked",
-    "FoldMismatch",
-    "DataLost",
-    "StaleEpoch",
-    "WrongKey",
-    "BadSignature",
-    "TrustError",
-    "RingForeign",
-    "RingDamaged",
+    *(
+        "ConfigError",
+        "DefinitionError",
+        "JournalForeign",
+        "JournalCorrupt",
+        "JournalLocked",
+        "FoldMismatch",
+        "DataLost",
+    ),
+    *("StaleEpoch", "WrongKey", "BadSignature", "TrustError", "RingForeign", "RingDamaged"),
 )
 """Errors after which another start would only end in the same."""
 

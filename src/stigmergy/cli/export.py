@@ -7,7 +7,6 @@ JSON lines, CloudEvents and Parquet say what happened; a flight log (`--flight`)
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.bus.cloudevents import JSON, CloudEvent, write_structured
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output, Progress, counted, json_line, printable_json, shown_bytes
-from stigmergy.cli.display.places import add_place, ask_stream, config_of, find_journal, find_running
+from stigmergy.cli.display.places import add_place, ask_stream, closing_journal, config_of, find_journal, find_running
 from stigmergy.control.protocol import ExportRequest, FlightRequest, read_item
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Commit
@@ -297,11 +296,8 @@ def _opened_journal(arguments: argparse.Namespace, progress: Progress) -> Iterat
     """The journal of a stopped node; of a running one, a copy of the part that is wanted, which it gives out."""
     path = find_running(arguments)
     if path is None:
-        journal = inspect_all(find_journal(arguments))
-        try:
+        with closing_journal(inspect_all(find_journal(arguments))) as journal:
             yield journal
-        finally:
-            asyncio.run(journal.close())
         return
     since_ns, until_ns = _time_ns(arguments.since, "--since"), _time_ns(arguments.until, "--until")
     request = FlightRequest(agent=arguments.agent or "", since_ns=since_ns, until_ns=until_ns, reason="exported")
@@ -311,11 +307,8 @@ def _opened_journal(arguments: argparse.Namespace, progress: Progress) -> Iterat
             for item in ask_stream(path, request):
                 file.write(item.data)
                 progress.show(item.commits, item.of)
-        journal = inspect_journal(f"flight:{copied}")
-        try:
+        with closing_journal(inspect_journal(f"flight:{copied}")) as journal:
             yield journal
-        finally:
-            asyncio.run(journal.close())
 
 
 def _file(path: Path, size: int) -> tuple[str, str]:
@@ -368,15 +361,12 @@ def _entries(arguments: argparse.Namespace, progress: Progress) -> Iterator[_Des
                 progress.show(found.commits, found.of)
                 whose = (found.fleet or "", found.incarnation or 0)
         return
-    journal = inspect_all(find_journal(arguments))
-    try:
+    with closing_journal(inspect_all(find_journal(arguments))) as journal:
         export = Export(journal, selection)
         for entry in export.entries():
             progress.show(export.commits_read, export.commits_expected)
             if entry is not None:
                 yield _Described(journal.identity.fleet, journal.identity.incarnation, entry)
-    finally:
-        asyncio.run(journal.close())
 
 
 def _write_jsonl(entries: Iterable[_Described], stream: BinaryIO) -> int:
@@ -469,13 +459,10 @@ def _flight_pieces(arguments: argparse.Namespace, cut: FlightSelection) -> Itera
         return
     url = find_journal(arguments)
     signer = load_signer(_sealing_key(arguments, url), create=False)
-    journal = inspect_journal(url)
-    try:
+    with closing_journal(inspect_journal(url)) as journal:
         of, pieces = commits_in(journal, cut), make_flight(journal, signer, cut, time.time_ns())
         for number, piece in enumerate(pieces):
             yield min(number, of), of, piece
-    finally:
-        asyncio.run(journal.close())
 
 
 def _sealing_key(arguments: argparse.Namespace, url: str) -> Path:

@@ -44,8 +44,8 @@ from stigmergy.audit.restore import find_copies
 from stigmergy.audit.verification import Verification
 from stigmergy.base.errors import ConfigError, JournalLocked, LedgerUnavailable, LinkDown, StigmergyError
 from stigmergy.cli.display.output import counted, shown_bytes
-from stigmergy.cli.display.places import ask, load_fleet
-from stigmergy.cli.machine_checks import REMOTE, Finding, ill, mount_of, read_mounts, well, worry
+from stigmergy.cli.display.places import ask, closing_journal, load_fleet
+from stigmergy.cli.machine_checks import REMOTE, Finding, free_bytes, ill, mount_of, read_mounts, well, worry
 from stigmergy.control.protocol import StatusRequest
 from stigmergy.journal.port import Journal
 from stigmergy.node.needs import needs_of
@@ -259,8 +259,7 @@ def _check_folder(folder: Path) -> Iterator[Finding]:
     if mount is not None and mount.kind in REMOTE:
         what = f"{folder} is on {mount.kind}, and networks break the locks that give claims their order"
         yield ill("ledger.filesystem", what, "put the ledger on a disk of this machine; it is for one machine only")
-    room = os.statvfs(folder)
-    free = room.f_bavail * room.f_frsize
+    free = free_bytes(folder)
     if free < LEDGER_FREE_BYTES_MIN:
         yield ill(
             "ledger.free", f"{shown_bytes(free)} free", "make room: without it nothing is granted", free_bytes=free
@@ -279,9 +278,8 @@ def fleet_of(url: str | None) -> str | None:
     with contextlib.suppress(StigmergyError):
         if _runs(url):
             return ask(control_path(url, ""), StatusRequest()).fleet
-        journal = inspect_journal(url)
-        asyncio.run(journal.close())
-        return journal.identity.fleet
+        with closing_journal(inspect_journal(url)) as journal:
+            return journal.identity.fleet
     return None
 
 
@@ -403,22 +401,17 @@ def _running(path: Path) -> tuple[list[Finding], Signers | None]:
 
 def _stopped(url: str, wall_ns: int) -> tuple[list[Finding], Signers | None]:
     try:
-        journal = inspect_journal(url)
+        with closing_journal(inspect_journal(url)) as journal:
+            size = journal.size()
+            what = f"{counted(size.commits, 'commit')}, {shown_bytes(size.bytes_used)}, fleet {journal.identity.fleet}"
+            found = [well("journal.opens", what, commits=size.commits, bytes=size.bytes_used)]
+            found += _ahead(journal, wall_ns)
+            verified, signers = _verified(journal)
+            return [*found, verified], signers
     except JournalLocked as error:
         return [worry("journal.opens", str(error), "a program has it open that does not listen; ask that one")], None
     except StigmergyError as error:
         return [ill("journal.opens", str(error), "restore a copy, and keep this one")], None
-    try:
-        size = journal.size()
-        what = f"{counted(size.commits, 'commit')}, {shown_bytes(size.bytes_used)}, fleet {journal.identity.fleet}"
-        found = [well("journal.opens", what, commits=size.commits, bytes=size.bytes_used)]
-        found += _ahead(journal, wall_ns)
-        verified, signers = _verified(journal)
-        return [*found, verified], signers
-    except StigmergyError as error:
-        return [ill("journal.opens", str(error), "restore a copy, and keep this one")], None
-    finally:
-        asyncio.run(journal.close())
 
 
 def _ahead(journal: Journal, wall_ns: int) -> list[Finding]:
@@ -514,8 +507,7 @@ def check_archive(folder: Path) -> Finding:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         what = f"{folder} cannot be written, so nothing will be dropped"
         return ill("archive.writable", what, "mount it, or give this user the right to")
-    room = os.statvfs(there)
-    free = room.f_bavail * room.f_frsize
+    free = free_bytes(there)
     return well("archive.writable", f"{folder}, {shown_bytes(free)} free", free_bytes=free)
 
 

@@ -38,7 +38,16 @@ from stigmergy.base.errors import ConfigError, JournalCorrupt, NotRunning
 from stigmergy.cli import export
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, Progress, counted, shown_fields
-from stigmergy.cli.display.places import Listing, add_place, ask, ask_list, ask_stream, find_journal, find_running
+from stigmergy.cli.display.places import (
+    Listing,
+    add_place,
+    ask,
+    ask_list,
+    ask_stream,
+    closing_journal,
+    find_journal,
+    find_running,
+)
 from stigmergy.control.description import described_verification
 from stigmergy.control.log_service import answer_hold
 from stigmergy.control.protocol import (
@@ -235,12 +244,8 @@ def _do(arguments: argparse.Namespace, request: HoldRequest | UnholdRequest | Ho
         asked: Request[Any] = request
         return ask(path, asked)
     url = find_journal(arguments)
-    # Opening it claims it: nobody can start a node while the record changes.
-    journal = inspect_journal(url)
-    try:
+    with closing_journal(inspect_journal(url)):
         return answer_hold(find_holds(url), request, time.time_ns())
-    finally:
-        asyncio.run(journal.close())
 
 
 def _by(arguments: argparse.Namespace) -> str:
@@ -327,13 +332,10 @@ def show(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _from_journals(arguments: argparse.Namespace, wanted: EntryFilter) -> Iterator[LogEntry]:
-    journal = inspect_all(find_journal(arguments))
-    try:
+    with closing_journal(inspect_all(find_journal(arguments))) as journal:
         for entry in list_log(journal, wanted):
             if entry is not None:
                 yield entry
-    finally:
-        asyncio.run(journal.close())
 
 
 def _rows(entry: LogEntry) -> Iterator[list[Cell]]:
@@ -399,15 +401,12 @@ def _from_journal(arguments: argparse.Namespace, trusted: PublicKey | None, prog
 
 
 def _verified(url: str, trusted: PublicKey | None, progress: Progress) -> VerifyReply:
-    journal = inspect_journal(url)
-    try:
+    with closing_journal(inspect_journal(url)) as journal:
         key = None if trusted is None else (trusted.algorithm, trusted.key)
         verification = Verification(journal, verifier(), trusted_key=key)
         for commits in verification.run_slowly():
             progress.show(commits, verification.commits_expected)
         return described_verification(shown_url(url), verification.found)
-    finally:
-        asyncio.run(journal.close())
 
 
 def _from_node(path: Path, trusted: PublicKey | None, progress: Progress) -> VerifyReply:

@@ -97,10 +97,15 @@ def check_disk(folder: Path, reserve_bytes: int, write_within_s: float) -> Itera
     yield from check_writing(folder, write_within_s)
 
 
+def free_bytes(folder: Path) -> int:
+    """What a user without special rights can still write there."""
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
+
+
 def check_room(folder: Path, reserve_bytes: int) -> Iterator[Finding]:
     """Bytes and names that are left."""
-    room = os.statvfs(folder)
-    free = room.f_bavail * room.f_frsize
+    room, free = os.statvfs(folder), free_bytes(folder)
     facts = {"free_bytes": free, "reserve_bytes": reserve_bytes}
     if free < FREE_BYTES_MIN:
         yield ill("disk.free", f"{shown_bytes(free)} free", "make room; a node stops on a full disk", **facts)

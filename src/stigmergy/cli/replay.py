@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from typing import Any
 
 import msgspec
@@ -12,10 +11,10 @@ from stigmergy.app.fleet import inspect_journal, verifier
 from stigmergy.app.parts import shown_url
 from stigmergy.audit.differences import Compared
 from stigmergy.audit.replay import JournalReplay
-from stigmergy.base.errors import ConfigError, JournalForeign
+from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, Progress, counted, shown
-from stigmergy.cli.display.places import add_place, config_of, find_fleet, find_journal
+from stigmergy.cli.display.places import add_place, check_fleet, closing_journal, config_of, find_fleet, find_journal
 
 SHOWN_MAX = 50
 EXAMPLES = """examples:
@@ -52,12 +51,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     arguments.fleet = arguments.module or arguments.fleet
     fleet = find_fleet(arguments)
     url = find_journal(arguments)
-    journal = inspect_journal(url)
-    try:
-        if journal.identity.fleet != fleet.name:
-            raise JournalForeign(
-                f"{shown_url(url)} belongs to the fleet {journal.identity.fleet!r}, not to {fleet.name!r}"
-            )
+    with closing_journal(inspect_journal(url)) as journal:
+        check_fleet(journal, url, fleet)
         limits = (config_of(arguments).settings or fleet.settings).limits
         replaying = JournalReplay(
             journal,
@@ -71,8 +66,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         with Progress(output, "replaying", "commits") as progress:
             for commits in replaying.run_slowly():
                 progress.show(commits, replaying.commits_expected)
-    finally:
-        asyncio.run(journal.close())
     found = replaying.found
     output.document({"journal": shown_url(url), "fleet": fleet.name, **described(found)})
     _show(shown_url(url), found, output)

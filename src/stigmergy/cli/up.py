@@ -20,8 +20,8 @@ from stigmergy.app.ledgers import admit_writers
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.cli.children import FAILED, UP, Child, ServerWatch, how_it_ended
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.frames import Line, aligned, draw_standing, duration, fit
-from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted
+from stigmergy.cli.display.frames import Line, draw_standing, duration, fit
+from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Output, aligned, counted, screen_text
 from stigmergy.cli.display.places import config_of, folder_of, load_fleet
 from stigmergy.nats.servers import find_program, on_cluster, parse_address, write_configuration
 from stigmergy.node.needs import BUS, LEDGER, needs_of
@@ -185,9 +185,7 @@ class _Cluster:
         return ServerWatch(child, plan, self._folder.path / f"{plan.name}.log", say)
 
     def _worker(self, number: int) -> Child:
-        name = f"worker-{number}"
-        command = self._stigmergy(WORKER, *self._worker_options(), "--name", f"w{number}")
-        return Child(name, WORKER, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
+        return self._speaking(f"worker-{number}", WORKER, *self._worker_options(), "--name", f"w{number}")
 
     def _worker_options(self) -> list[str]:
         """Where a worker of this cluster finds everything."""
@@ -203,31 +201,19 @@ class _Cluster:
         name = f"gateway-{site}"
         ports = self._folder.gateway_ports(site)
         hubs = [text for hub in self._folder.hubs for text in ("--hub", hub)]
-        command = self._stigmergy(
-            GATEWAY,
-            "--site",
-            site,
-            *hubs,
-            "--hub-replicas",
-            str(len(self._plans)),
-            "--data",
-            str(self._folder.path / name),
-            "--port",
-            str(ports["client"]),
-            "--mqtt-port",
-            str(ports["mqtt"]),
-            *self._ledger_option(),
-        )
-        return Child(name, GATEWAY, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
+        data = ["--data", str(self._folder.path / name), "--hub-replicas", str(len(self._plans))]
+        listens = ["--port", str(ports["client"]), "--mqtt-port", str(ports["mqtt"])]
+        return self._speaking(name, GATEWAY, "--site", site, *hubs, *data, *listens, *self._ledger_option())
 
     def _collector(self) -> Child:
         """Distributes what the sites send up to the workers."""
-        command = self._stigmergy(GATEWAY, "--at-hub", self._folder.kept_url)
-        return Child(COLLECTOR, GATEWAY, command, self._folder.path / f"{COLLECTOR}.log", self._tell, speaks=True)
+        return self._speaking(COLLECTOR, GATEWAY, "--at-hub", self._folder.kept_url)
 
-    def _stigmergy(self, command: str, *options: str) -> list[str]:
+    def _speaking(self, name: str, kind: str, *options: str) -> Child:
+        """A process of our own program, of the command that is called as its kind."""
         config = [] if self._arguments.config is None else ["--config", str(self._arguments.config)]
-        return [sys.executable, "-m", "stigmergy", command, self._arguments.fleet, *options, *config, "--json"]
+        command = [sys.executable, "-m", "stigmergy", kind, self._arguments.fleet, *options, *config, "--json"]
+        return Child(name, kind, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
 
     @property
     def _all(self) -> list[Child]:
@@ -375,12 +361,12 @@ class _Cluster:
         brings = dict.fromkeys(self._unmet, self._folder.kept_url)
         self._output.document({"event": "begun", "folder": str(self._folder.path), **told, "brings": brings})
         servers = counted(len(self._servers), "server")
-        self._line(("cluster ", HEADING), (self._folder.url, NAME), f"  {servers}, data in {self._folder.path}")
-        self._line(("devices ", HEADING), (", ".join(told["mqtt"]), NAME))
-        self._line(("gateways ", HEADING), (", ".join(told["hubs"]), NAME))
+        self._output.line(("cluster ", HEADING), (self._folder.url, NAME), f"  {servers}, data in {self._folder.path}")
+        self._output.line(("devices ", HEADING), (", ".join(told["mqtt"]), NAME))
+        self._output.line(("gateways ", HEADING), (", ".join(told["hubs"]), NAME))
         for what, why in self._unmet.items():
             copies = counted(self._folder.replicas, "replica")
-            self._line((f"{what} ", HEADING), f"on these servers, {copies}: ", why)
+            self._output.line((f"{what} ", HEADING), f"on these servers, {copies}: ", why)
 
     def _tell_up(self) -> None:
         spec, url = self._arguments.fleet, self._folder.url
@@ -391,12 +377,9 @@ class _Cluster:
             ("one more worker", shlex.join(["stigmergy", WORKER, spec or "MODULE:FLEET", *self._worker_options()])),
         ]
         self._output.document({"event": "up", "nats": url, "uses": dict(uses)})
-        self._line(("up", GOOD), "  use it from another terminal; Ctrl-C ends it")
+        self._output.line(("up", GOOD), "  use it from another terminal; Ctrl-C ends it")
         for what, how in uses:
-            self._line((f"  {what}: ", HEADING), how)
-
-    def _line(self, *cells: Cell) -> None:
-        self._output.line(*cells)
+            self._output.line((f"  {what}: ", HEADING), how)
 
     def _note(self, text: str, style: str = "") -> None:
         self._output.line((text, style))
@@ -422,20 +405,15 @@ class _Cluster:
                 self._live = None
 
     def _draw(self) -> None:
-        from rich.text import Text
-
         size = self._output.console.size
         lines = [[], *self._processes()]
         if self._standing is not None:
             lines += [[], *draw_standing(self._standing)]
         elif self._trouble:
             lines += [[], [(self._trouble, WARN)]]
-        text = Text(no_wrap=True, overflow="crop", end="")
-        for line in lines[: max(1, size.height - 1)]:
-            for cell in (*fit(line, size.width - 1), "\n"):
-                text.append(cell) if isinstance(cell, str) else text.append(*cell)
+        fitting = [fit(line, size.width - 1) for line in lines[: max(1, size.height - 1)]]
         assert self._live is not None
-        self._live.update(text, refresh=True)
+        self._live.update(screen_text([*fitting, []]), refresh=True)
 
     def _processes(self) -> list[Line]:
         rows: list[Line] = [

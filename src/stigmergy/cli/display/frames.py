@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -22,6 +23,7 @@ from stigmergy.cli.display.output import (
     NAME,
     WARN,
     Cell,
+    aligned,
     counted,
     printable,
     shown_bytes,
@@ -148,20 +150,8 @@ STOPPED_SHOWN_MAX = 5
 RISING = "▁▂▃▄▅▆▇█"
 HISTORY_COUNT_MAX = 300
 LOST = (
-    "shed_items",
-    "skipped",
-    "gaps",
-    "malformed",
-    "stale_epochs",
-    "stale_mappings",
-    "overloads",
-    "publish_shed",
-    "unpublishable",
-    "bus_refused",
-    "bus_shed",
-    "bus_gaps",
-    "bus_lost_by_senders",
-    "shared_refused",
+    *("shed_items", "skipped", "gaps", "malformed", "stale_epochs", "stale_mappings", "overloads", "publish_shed"),
+    *("unpublishable", "bus_refused", "bus_shed", "bus_gaps", "bus_lost_by_senders", "shared_refused"),
     "shared_misfits",
 )
 """Counters of what was not taken, or given up, on its way in or out."""
@@ -235,9 +225,10 @@ def _above(seen: Seen, view: View, columns: int) -> Iterator[Line]:
     paused: list[Cell] = [("paused  ", WARN)] if view.paused else []
     if status is None:
         yield [*paused, ("not running", BAD)]
-        yield from ([line] for line in _wrapped(seen.why, columns))
+        wrapper = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
+        yield from ([line] for line in wrapper.wrap(printable(seen.why)))
         return
-    up = f"  up {_duration(status.up_s)}  process {status.pid}  version {status.version}"
+    up = f"  up {duration(status.up_s)}  process {status.pid}  version {status.version}"
     if status.is_on_workers:
         owned = sum(one.pid is not None for one in status.parts)
         up = f"  {owned} of {len(status.parts)} shards answer"
@@ -399,25 +390,14 @@ def _large(count: int) -> str:
     return f"{count:,}" if count < 10_000_000 else f"{count / 1e6:,.1f} M"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """How long something has been so."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if hours < 1:
         return f"{minutes} min"
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def _wrapped(text: str, columns: int) -> Iterator[Cell]:
-    """A sentence over several lines, broken between words where there is room."""
-    line = ""
-    for word in printable(text).split(" "):
-        if line and len(line) + 1 + len(word) > columns:
-            yield line
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    yield line
 
 
 # The state of a cluster, as lines for people. Pure: asks nobody and draws nothing.
@@ -455,20 +435,6 @@ def draw_standing(standing: ClusterStatus) -> list[Line]:
     return lines
 
 
-def aligned(heading: Sequence[str], rows: Sequence[Line]) -> list[Line]:
-    """A table: columns as wide as they need, the last one as long as it likes."""
-    lines: list[Line] = [[(name, HEADING) for name in heading], *rows]
-    widths = [max(len(_plain(line[n])) for line in lines if n < len(line)) for n in range(len(heading))]
-    found: list[Line] = []
-    for line in lines:
-        cells: list[Cell] = []
-        for number, cell in enumerate(line):
-            last = number == len(line) - 1
-            cells += [cell, "" if last else " " * (widths[number] - len(_plain(cell)) + 2)]
-        found.append(cells)
-    return found
-
-
 def ranges(numbers: Sequence[int]) -> str:
     """0 to 3, 7: runs of numbers in a row."""
     runs: list[list[int]] = []
@@ -478,15 +444,6 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def duration(seconds: float) -> str:
-    """How long something has been so."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"
 
 
 def _headline(standing: ClusterStatus) -> Line:
@@ -623,10 +580,6 @@ def _consumers(standing: ClusterStatus) -> list[Line]:
 
 def _is_read(stream: str) -> bool:
     return not stream.startswith("KV_")
-
-
-def _plain(cell: Cell) -> str:
-    return printable(cell if isinstance(cell, str) else cell[0])
 
 
 def replication_fields(status: StatusReply) -> list[tuple[str, Cell]]:

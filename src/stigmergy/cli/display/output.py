@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
@@ -68,18 +67,8 @@ class Output:
 
     def table(self, heading: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
         """Aligned columns; the last one may be as long as it likes."""
-        lines = [[(name, HEADING) for name in heading] if heading else [], *rows]
-        lines = [line for line in lines if line]
-        widths = [
-            max((len(_plain(line[n])) for line in lines if n < len(line)), default=0) for n in range(_span(lines))
-        ]
-        for line in lines:
-            cells: list[Cell] = []
-            for number, cell in enumerate(line):
-                last = number == len(line) - 1
-                padding = "" if last else " " * (widths[number] - len(_plain(cell)) + 2)
-                cells += [cell, padding]
-            self.line(*cells)
+        for line in aligned(heading, rows):
+            self.line(*line)
 
     def fields(self, pairs: Iterable[tuple[str, Cell]]) -> None:
         """Names and values, one pair a line, aligned."""
@@ -98,6 +87,18 @@ class Output:
             return
         sys.stdout.flush()
         self.messages.print(_text([("error: ", BAD), text]))
+
+
+def aligned(heading: Sequence[str], rows: Iterable[Sequence[Cell]]) -> list[Sequence[Cell]]:
+    """A table as lines: columns as wide as they need, the last cell of a line as long as it likes."""
+    lines: list[Sequence[Cell]] = [line for line in ([(name, HEADING) for name in heading], *rows) if line]
+    span = max((len(line) for line in lines), default=0)
+    widths = [max(len(_plain(line[n])) for line in lines if n < len(line)) for n in range(span)]
+    found: list[Sequence[Cell]] = []
+    for line in lines:
+        padded = ((cell, " " * (width - len(_plain(cell)) + 2)) for cell, width in zip(line, widths, strict=False))
+        found.append([part for pair in padded for part in pair][:-1])
+    return found
 
 
 def shown(value: Any) -> str:
@@ -173,10 +174,6 @@ def _plain(cell: Cell) -> str:
     return printable(cell if isinstance(cell, str) else cell[0])
 
 
-def _span(lines: Sequence[Sequence[Cell]]) -> int:
-    return max((len(line) for line in lines), default=0)
-
-
 def _text(cells: Iterable[Cell]) -> Text:
     from rich.text import Text
 
@@ -184,6 +181,16 @@ def _text(cells: Iterable[Cell]) -> Text:
     for cell in cells:
         text.append(_plain(cell), style="" if isinstance(cell, str) else cell[1])
     return text
+
+
+def screen_text(lines: Iterable[Iterable[Cell]]) -> Text:
+    """Lines that already fit the screen, as they are drawn on it."""
+    from rich.text import Text
+
+    cells = [cell for line in lines for cell in ("\n", *line)][1:]
+    return Text(no_wrap=True, overflow="crop", end="").append_tokens(
+        (cell, None) if isinstance(cell, str) else cell for cell in cells
+    )
 
 
 # The parser of the command line: its errors look like all others, one sentence, and JSON if requested.
@@ -239,9 +246,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._line is not None:
             self._line[0].stop()
             self._line = None

@@ -6,10 +6,12 @@ In order of precedence: the command line, `stigmergy.toml`, the one journal in t
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import sys
 import traceback
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,8 +29,8 @@ from stigmergy.app.fleet import (
     journal_path,
     journals_in,
 )
-from stigmergy.app.parts import is_in_parts
-from stigmergy.base.errors import ConfigError, NotRunning, Overloaded, StigmergyError
+from stigmergy.app.parts import is_in_parts, shown_url
+from stigmergy.base.errors import ConfigError, JournalForeign, NotRunning, Overloaded, StigmergyError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, Output
 from stigmergy.control.protocol import (
@@ -41,6 +43,7 @@ from stigmergy.control.protocol import (
     StatusRequest,
 )
 from stigmergy.control.replies import MissingPart
+from stigmergy.journal.port import Journal
 
 R = TypeVar("R")
 DEFAULT_FLEET = "fleet"
@@ -128,6 +131,21 @@ def find_journal(arguments: argparse.Namespace) -> str:
         paths = [path for url in found if (path := journal_path(url)) is not None]
         raise ConfigError(_which("journal", paths, "--journal URL"))
     return found[0]
+
+
+@contextmanager
+def closing_journal(journal: Journal) -> Iterator[Journal]:
+    """Closes it at the end; opening it for reading claims it, so nobody can start a node meanwhile."""
+    try:
+        yield journal
+    finally:
+        asyncio.run(journal.close())
+
+
+def check_fleet(journal: Journal, url: str, fleet: Fleet) -> None:
+    """Raises JournalForeign if it is the journal of another fleet."""
+    if (name := journal.identity.fleet) != fleet.name:
+        raise JournalForeign(f"{shown_url(url)} belongs to the fleet {name!r}, not to {fleet.name!r}")
 
 
 def find_socket(arguments: argparse.Namespace) -> Path:
@@ -266,7 +284,7 @@ def _which(what: str, found: list[Path], option: str) -> str:
 # Sends requests to a running node through its socket, or to a fleet on several workers through NATS.
 
 LOOK_S_MAX = 10.0
-"""A node that runs has an answer to these at once; who looks at one that hangs is to learn that it does."""
+"""A node answers these at once. Fail fast when it hangs."""
 LOOKS = (StatusRequest, SharedRequest, QuarantineRequest, ClaimsRequest, LettersRequest, RosterRequest)
 
 
@@ -276,18 +294,16 @@ def ask(place: NodePlace, request: Request[R], *, doubt: str = "") -> R:
     `doubt` is said beside an answer that did not come: what was asked may have been done. Where nobody could be reached
     it was not.
     """
-    client = _client(place, request)
-    try:
-        for reply in client.ask(request):
-            if reply.ok is not None:
-                return reply.ok
-        raise NotRunning("the node did not answer")
-    except (NotRunning, Overloaded) as error:
-        if not doubt:
-            raise
-        raise type(error)(f"{error}; {doubt}") from None
-    finally:
-        client.close()
+    with closing(_client(place, request)) as client:
+        try:
+            for reply in client.ask(request):
+                if reply.ok is not None:
+                    return reply.ok
+            raise NotRunning("the node did not answer")
+        except (NotRunning, Overloaded) as error:
+            if not doubt:
+                raise
+            raise type(error)(f"{error}; {doubt}") from None
 
 
 def ask_stream(place: NodePlace, request: Request[R]) -> Iterator[R]:
@@ -328,16 +344,13 @@ def ask_list(place: NodePlace, request: Request[R]) -> Listing[R]:
 
 
 def _listed(place: NodePlace, request: Request[R], listing: Listing[R]) -> Iterator[R]:
-    client = _client(place, request)
-    try:
+    with closing(_client(place, request)) as client:
         for reply in client.ask(request):
             if reply.end is not None:
                 listing.missing.extend(reply.end.missing or ())
                 return
             if reply.item is not None:
                 yield reply.item
-    finally:
-        client.close()
 
 
 def _client(place: NodePlace, request: Request[Any]) -> ControlClient | ClusterClient:

@@ -14,10 +14,10 @@ import sys
 import termios
 import tty
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
-from stigmergy.cli.display.output import Cell
+from stigmergy.cli.display.output import Cell, screen_text
 
 KEYS_BYTES_MAX = 64
 
@@ -57,13 +57,11 @@ class Terminal:
         try:
             self._take()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._give_back()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -72,15 +70,7 @@ class Terminal:
 
     def show(self, lines: Sequence[Sequence[Cell]]) -> None:
         """Draws these lines, from the top."""
-        from rich.text import Text
-
-        text = Text(no_wrap=True, overflow="crop", end="")
-        for number, line in enumerate(lines):
-            if number:
-                text.append("\n")
-            for cell in line:
-                text.append(cell) if isinstance(cell, str) else text.append(*cell)
-        self._live.update(text, refresh=True)
+        self._live.update(screen_text(lines), refresh=True)
 
     def wait(self, seconds: float) -> str:
         """Until so many seconds have passed, a key is pressed or a signal comes; the keys that were pressed."""
