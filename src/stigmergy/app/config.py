@@ -9,13 +9,13 @@
     bus = "mqtt://gateway:1883"        # who is told what agents publish, and who may send commands
     site = "north"                     # where this is; else "local"
     node = "gateway"                   # what this node is called there; else the name of the machine
-    uplink = { only = ["Alert"] }      # what of this node's log is sent on to whoever collects it there
+    uplink = { only = ["Alert"] }      # what of this node's log is sent to the collector there
     uplink_to = "nats-hub://127.0.0.1:4222"      # by another bus than the one above
     collect_from = "nats-sites://hub:4222"       # a further bus, which uplinks of whole sites come in by
     rings = ["telemetry.ring"]         # what producers on this machine put there is taken
     mesh = "udp://0.0.0.0:7946?peers=north@10.0.0.7:7946"    # how shared fields gossip without a bus
     ledger = "sqlite:ledger.db"        # who orders claims, for all processes of this machine
-    peers = ["north.pub"]              # keys whose changes and claims are taken; else of whoever is heard first
+    peers = ["north.pub"]              # keys whose changes and claims are taken; else those that are heard first
     copies = ["nats://hub:4222"]       # stores that the journal is copied to: nats://… · folder:path
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
 

@@ -65,8 +65,8 @@ def processes_of(url: str) -> int:
     found = sorted({int(match[2]) for one in path.iterdir() if (match := _PART.fullmatch(one.name))})
     if len(found) > 1:
         raise ConfigError(
-            f"{path}: has parts for {found[0]} and for {found[1]} processes; whoever put them together knows which "
-            "belong here: move the others away"
+            f"{path}: has parts for {found[0]} and for {found[1]} processes; only one of these sets "
+            "belongs here: move the other away"
         )
     return found[0] if found else 0
 

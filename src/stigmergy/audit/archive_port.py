@@ -63,7 +63,7 @@ class Archive(Protocol):
     Durability: `keep` returns only when the file, read back, has these very bytes and survives loss of power; all of it
         is there or nothing. A file of that name from an earlier try is replaced.
     Concurrency: one `keep` at a time.
-    Errors: JournalFull where there is no room, JournalError for anything else. Whoever gets one keeps the log.
+    Errors: JournalFull where there is no room, JournalError for anything else. The caller that gets one keeps the log.
     """
 
     async def keep(self, name: str, data: bytes) -> None:

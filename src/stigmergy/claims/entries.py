@@ -146,7 +146,7 @@ class Expire(Struct, array_like=True, frozen=True, tag=6):
 
 
 class WriterList(Struct, array_like=True, frozen=True, tag=7):
-    """From here on only these keys may write. The first list counts whoever signs it, later ones if a member does."""
+    """From here on only these keys may write. The first list counts with any signature, later ones with a member's."""
 
     keys: tuple[bytes, ...]
 

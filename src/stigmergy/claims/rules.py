@@ -10,7 +10,7 @@ somebody else is void.
     Renew     begins the lease anew if the claimant holds it under that token.
     Release   frees what the claimant holds under that token; the first of the queue is offered it.
     Withdraw  takes the claimant out, whether it waits, is offered it or holds it.
-    Expire    frees what began at that position, a lease or an offer, whoever says so.
+    Expire    frees what began at that position, a lease or an offer, from any node.
     AskAny    as Ask, of the first of several that the claimant holds, is offered, or that is free. Else it is queued in
               the line of each. When one of them is offered to it, it leaves the other lines: one wish, served once.
     WithdrawAny  as Withdraw, of each of them.

@@ -157,7 +157,7 @@ class SqliteLedger:
             try:
                 job = self._jobs.get(timeout=LOOK_S if self._watching else None)
             except queue.Empty:
-                with contextlib.suppress(Exception):  # it is a hint; whoever reads hears what is wrong
+                with contextlib.suppress(Exception):  # it is a hint; the reader gets the error
                     self._look()
                 continue
             if job is None:
@@ -355,4 +355,4 @@ class _Job:
             self.future.set_result(result)
         else:
             self.future.set_exception(failure)
-            self.future.exception()  # seen: whoever waited may have been cancelled
+            self.future.exception()  # mark it as seen: the waiter may have been cancelled

@@ -224,8 +224,8 @@ class ShardLog(Protocol):
     Ordering: commits come in order, positions are dense. What was read once reads the same ever after.
     Durability: what a reader gets survives loss of power (of a minority, where there are several machines).
     Concurrency: any number of readers and claimants, in any number of processes. On one object one call at a time.
-    Fencing: a claim that succeeds comes after every commit that was ever acknowledged; whoever had claimed before has
-        each later write refused with JournalConflict, those under way too.
+    Fencing: a claim that succeeds comes after every commit that was ever acknowledged; an earlier claimant has each
+        later write refused with JournalConflict, those under way too.
     Errors: JournalConflict (the log has grown: read on, then claim again), JournalUnknown (claimed or not: claim
         again), JournalCorrupt, JournalForeign, LinkDown (not now: try again). No error of a driver passes unchanged.
     """

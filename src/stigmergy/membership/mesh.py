@@ -55,7 +55,7 @@ class Mesh(Protocol):
     Duplication: any datagram may arrive more than once, and also long after it was sent, or after its sender restarted
         under the same name.
     Integrity: a body arrives whole or not at all. Beyond that a mesh promises nothing: bytes may be damaged and names
-        forged, unless the adapter says otherwise. What matters is signed or checked by whoever reads it.
+        forged, unless the adapter says otherwise. What matters is signed, or checked by its reader.
     Size: bodies of 0 to `bytes_max` bytes, which is BYTES_MIN or more.
     Concurrency: one event loop. `send_nowait` may be called from anywhere on it, from within `hear` too.
     Bounds: what cannot leave at once waits in a short queue; when that is full, the oldest is dropped and counted:

@@ -177,7 +177,7 @@ class Housekeeper:
         A snapshot newer than the one that was used is no snapshot, unless the log has noted it since: it was never
         finished, or is damaged. Nothing may be dropped on account of it. An older one covers less, so it does no harm
         as the one to fall back on. One that was noted since may add to the one before it, which is then kept as well:
-        the log up to it may be gone already, on account of whoever took it.
+        the log up to it may be gone already, because of the node that took it.
         """
         record = self._records[shard]
         record.events, record.tail_bytes = basis.tail_events, basis.tail_bytes

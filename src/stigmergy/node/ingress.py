@@ -40,7 +40,7 @@ class Ingress(GapQueue[NumberedBatchT, Ticket]):
     def post(
         self, accepted: Iterable[Accept[NumberedBatchT, Ticket]], put: Callable[[Accept[NumberedBatchT, Ticket]], None]
     ) -> None:
-        """Puts what was let through into the mailbox. For what finds no room, whoever waits is told."""
+        """Puts what was let through into the mailbox. If there is no room, the waiter is told."""
         full: dict[Key, Overloaded] = {}
         for one in accepted:
             key = (one.envelope.source, one.envelope.incarnation)

@@ -53,8 +53,8 @@ class Waker:
         """Sets the clock after the turn of `monotonic_ns`, for `latest_ns` or for what is due before.
 
         A turn serves everything that is due, but some of it only if it can step. So what is still due after a turn
-        that could not step needs room in the open commit. Whoever makes room wakes the host: the turn that seals the
-        commit, or the end of the write under way. A turn before that would change nothing.
+        that could not step needs room in the open commit. The code that makes room wakes the host: the turn that seals
+        the commit, or the end of the write under way. A turn before that would change nothing.
         """
         due_ns, unserved = latest_ns, ""
         for name, watch in self.watches.items():

@@ -333,9 +333,9 @@ class InputOutcome(Struct):
 
 def pack_effect(state: ShardState, homes: Homes, effect: Effect, cause: tuple[Any, bytes], now_ns: int) -> PackedEffect:
     """Names the sink of an effect and encodes it. Raises for what is no effect, or cannot be written and read back:
-    then this input fails, and not, later, whoever is to carry it out.
+    then this input fails now, and not its actuator later.
 
-    `cause` is the event behind it with its bytes: whoever passes that event on passes on the bytes as they came.
+    `cause` is the event behind it with its bytes: code that passes that event on passes on the bytes as they came.
     """
     if isinstance(effect, Tell):
         state.plan_at(effect.to)

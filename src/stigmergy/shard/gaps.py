@@ -168,7 +168,7 @@ class Accept(Struct, Generic[NumberedBatchT, WaiterT]):
 
 
 class GapQueue(Gaps[Key], Generic[NumberedBatchT, WaiterT]):
-    """Holds early batches until their turn, and with them whoever waits. `consumed` reads the marks."""
+    """Holds early batches until their turn, and with them their waiters. `consumed` reads the marks."""
 
     def __init__(self, consumed: Callable[[str, int], int], *, gap_wait_ns: int, gap_deliveries_max: int) -> None:
         super().__init__(lambda key: Position(consumed(*key)))
@@ -253,7 +253,7 @@ class GapQueue(Gaps[Key], Generic[NumberedBatchT, WaiterT]):
 
     def _let_through(self, key: Key, one: Accept[NumberedBatchT, WaiterT]) -> Accept[NumberedBatchT, WaiterT]:
         """One whose turn has come, or whose time is over. A repetition goes on too: the step passes over what it has
-        consumed, and whoever waits hears when that is durable."""
+        consumed, and the waiter hears when that is durable."""
         first, reached = one.envelope.sequence, self.position(key).number
         self.advance(key, first + one.envelope.count - 1)
         if first > reached + 1:

@@ -84,7 +84,7 @@ class Homes:
 
     def _text_of(self, address: str) -> str:
         if self._key is None or not is_address(address):
-            return address  # Nobody can live at what is no address: whoever gets it says so.
+            return address  # Nobody can live at what is no address: its receiver says so.
         try:
             text: object = self._key(address)
             again: object = self._key(address)

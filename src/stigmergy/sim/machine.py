@@ -395,7 +395,7 @@ class SimServices:
         ledger = SimLedger(self._store, machine.quality, chance, machine.context) if self.claims else None
         if self.over_bus and link is not None:
             return Replication(host, machine.signer, machine.entropy, link=link, ledger=ledger)
-        self._network.crash(name)  # whoever had the name before
+        self._network.crash(name)  # the node that had the name before
         return Replication(
             host,
             machine.signer,

@@ -301,7 +301,7 @@ class World:
             found.append(Settling(name, live is not None, machine.feed.open_count, waiting, owed, at_broker))
         return found
 
-    # ------------------------------------------------------------------ for whoever runs it
+    # ------------------------------------------------------------------ for the caller
 
     def heal(self) -> None:
         """Faults and work are over."""

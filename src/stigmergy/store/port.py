@@ -156,7 +156,8 @@ class KeyValue(Protocol):
 
     Ordering: all writes to a bucket are in one order, and the revision of a later one is higher. Watchers are told in
         this order; if a key was written several times they may be told of the last only. That the time of a lease is
-        over is told within EXPIRY_HEARD_S_MAX; whoever hears on a connection that a key is gone can make it there.
+        over is told within EXPIRY_HEARD_S_MAX; a client that hears on a connection that a key is gone can
+        make it there.
     Durability: when a write has returned it survives loss of power, of a minority where there are several machines.
     Duplication: none by itself. Who repeats after StoreUnknown may write twice; compare-and-set then tells: the second
         one is refused, and reading shows whose write is there.

@@ -42,7 +42,7 @@ from stigmergy.crdt.tree import entries_of
 #
 #     Shown     ->                 equal vectors, different stores: which signed changes are kept here, page after page
 #               <-  a change       the one that is kept there under the same number, and is another
-#     Proof     ->                 both of them, to everybody: whoever gets it checks it, and passes it on
+#     Proof     ->                 both of them, to everybody: each receiver checks it, and passes it on
 #     Caught    ->                 every interval, to whom other authors are proven than to us
 #               <-  Caught, Proof  what each of the two lacks
 #

@@ -3,7 +3,7 @@
 An author signs each of its changes once, alone or joined with adjacent ones, and never again differently. So the signed
 changes of one replica never overlap unless they are the same. Two that overlap and differ prove a lie.
 
-When the pool is full the oldest go, whoever wrote them. A node that lacks one of those is sent the state instead.
+When the pool is full the oldest go, of any author. A node that lacks one of those is sent the state instead.
 """
 
 from __future__ import annotations

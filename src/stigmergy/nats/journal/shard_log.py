@@ -139,7 +139,7 @@ class NatsShardLog:
         first, last = max(1, info.first_sequence), info.last_sequence
         self._sequence = await self._log.start_of(self._shard, after, first, last)
         self._position, self._waiting, self._assembler = after, [], Assembler()
-        self._known = None  # Whoever begins anew may have been far behind.
+        self._known = None  # A new owner may have been far behind.
 
     def _take(self, entries: Sequence[LogMessage], after: int) -> None:
         for entry in entries:

@@ -266,7 +266,7 @@ class NatsLedger:
     def _appended(self, task: asyncio.Task[int]) -> None:
         self._is_appending = False
         if not task.cancelled():
-            task.exception()  # seen: whoever waited may have been cancelled
+            task.exception()  # mark it as seen: the waiter may have been cancelled
 
     async def _started(self) -> Reader:
         """The reader, on this event loop, connected or about to be."""
@@ -291,7 +291,7 @@ class NatsLedger:
     async def _wait_up(self, link: NatsLink) -> None:
         try:
             await link.wait_up(UP_S)
-        except NOT_THERE as error:  # whoever does not let us in today may do so tomorrow
+        except NOT_THERE as error:  # a server that refuses us today may admit us tomorrow
             raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
 
     async def _caught_up(self) -> Reader:

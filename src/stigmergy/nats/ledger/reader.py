@@ -439,7 +439,7 @@ class Reader:
 
     def _fail(self, error: LedgerError, *, is_raised: bool = True) -> None:
         self.failed = error
-        self.grown(self.state.position)  # whoever waits reads, and hears why
+        self.grown(self.state.position)  # a waiter reads, and gets the reason
         if is_raised:
             raise error
 
