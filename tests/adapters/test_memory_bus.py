@@ -32,8 +32,8 @@ def test_url_names_a_broker_that_is_shared() -> None:
             open_bus(url, "a", entropy)
 
 
-@pytest.mark.parametrize(("seed", "shuffle"), [(0, False), (1, True)])
-@pytest.mark.parametrize("redeliver_after_s", [None, 30.0])
+@pytest.mark.parametrize(("seed", "shuffle"), [pytest.param(0, False, marks=pytest.mark.prove), (1, True)])
+@pytest.mark.parametrize("redeliver_after_s", [pytest.param(None, marks=pytest.mark.prove), 30.0])
 def test_an_hour_offline_loses_nothing(seed: int, redeliver_after_s: float | None, shuffle: bool) -> None:
     """The publisher keeps what it cannot send, the broker what it cannot give; one each second, for an hour."""
 

@@ -200,6 +200,7 @@ async def test_device_site_region_through_cuts_and_kills(town: Town, tmp_path: P
     await proxy.close()
 
 
+@pytest.mark.prove
 async def test_three_levels_find_each_other_whoever_comes_first(town: Town) -> None:
     cloud_port, region_port = free_ports(2)
     cloud = town.gateway("cloud", "--leaf-port", str(cloud_port))

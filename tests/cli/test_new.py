@@ -184,6 +184,7 @@ def test_half_a_project_is_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.prove
 def test_the_templates_are_in_the_wheel(tmp_path: Path) -> None:
     done = ran(ROOT, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
     assert done.returncode == 0, done.stderr

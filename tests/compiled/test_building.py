@@ -255,6 +255,7 @@ def test_runs_without_a_folder_and_says_so(tmp_path: Path) -> None:
     assert "stigmergy compile --to DIR" in said[1]
 
 
+@pytest.mark.prove
 def test_uses_what_is_in_a_folder_that_it_cannot_write(compiled: Path, open_to_all: Path) -> None:
     """As on a device with a read-only root: the code was compiled ahead."""
     cache = Path(shutil.copytree(compiled, open_to_all / "cache"))

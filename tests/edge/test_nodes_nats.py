@@ -43,7 +43,9 @@ def numbers(live: Live) -> tuple[int, ...]:
     return live.query("Monitor/1", Monitor).numbers if live.standing().link.members > 1 else ()
 
 
-@pytest.mark.parametrize("by_mqtt", ["nobody", "drone", "ground"])
+@pytest.mark.parametrize(
+    "by_mqtt", ["drone", *(pytest.param(one, marks=pytest.mark.prove) for one in ("nobody", "ground"))]
+)
 async def test_events_go_from_node_to_node_and_local_only_is_said_meanwhile(
     server: NatsCluster, by_mqtt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +96,9 @@ async def test_a_command_by_mqtt_is_answered_there_by_a_node_on_nats(server: Nat
         await pilot.close()
 
 
-@pytest.mark.parametrize("by_mqtt", ["nobody", "device", "gateway"])
+@pytest.mark.parametrize(
+    "by_mqtt", ["device", *(pytest.param(one, marks=pytest.mark.prove) for one in ("nobody", "gateway"))]
+)
 async def test_an_uplink_goes_from_fleet_to_fleet(server: NatsCluster, by_mqtt: str) -> None:
     urls = {name: mqtt_url(server) if name == by_mqtt else server.url for name in ("device", "gateway")}
     gateway = Fleet("ground", agents=[Monitor])

@@ -197,6 +197,7 @@ def wait_confirmed(device: Program) -> dict[str, Any]:
         time.sleep(0.1)
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_a_log_goes_up_once_and_in_order_through_kills_of_everybody(tmp_path: Path, broker: Broker) -> None:
     chance = random.Random(3)

@@ -70,6 +70,7 @@ def test_it_is_caught(copy: Copy) -> None:
     assert (copy.folder / touched).read_bytes() == (ROOT / touched).read_bytes(), "it is taken out again"
 
 
+@pytest.mark.prove
 def test_what_nobody_notices_is_missed(copy: Copy) -> None:
     command = tuple(shlex.split("python -m pytest tests/core/test_pid.py"))
     tried = copy.try_out(structs.replace(named(QUICK), command=command))
@@ -77,11 +78,13 @@ def test_what_nobody_notices_is_missed(copy: Copy) -> None:
     assert "nobody noticed" in str(tried)
 
 
+@pytest.mark.prove
 def test_a_command_that_cannot_run_has_caught_nothing(copy: Copy) -> None:
     command = tuple(shlex.split("python -m pytest tests/core/test_nothing.py"))
     assert copy.try_out(structs.replace(named(QUICK), command=command)).verdict is Verdict.UNSOUND
 
 
+@pytest.mark.prove
 def test_a_command_that_fails_without_any_bug_is_named(copy: Copy) -> None:
     assert "ends with 2 without any bug" in copy.fails_as_it_is(("python", "-m", "proofs.planted_trial"))
     assert copy.fails_as_it_is(("python", "-m", "proofs.planted_trial", "1..1")) == ""

@@ -18,7 +18,7 @@ from proofs.flips import (
     start_against,
 )
 
-SAMPLES = 120
+SAMPLES = 60
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ CUTS = 20
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("broker", ["nats", "jetstream"])
+@pytest.mark.parametrize("broker", ["nats", pytest.param("jetstream", marks=pytest.mark.prove)])
 def test_cut_again_and_again(broker: str) -> None:
     siege = run(CUTS, broker, seed=2)
     assert siege.violations == []

@@ -16,6 +16,7 @@ def test_a_fleet_within_its_bounds_shows_figures(monkeypatch: pytest.MonkeyPatch
     assert len(found.gone_s) == 2 * 51
 
 
+@pytest.mark.prove
 def test_what_is_out_of_bounds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "NODES", 52)
     monkeypatch.setattr(membership, "JOIN_S_MAX", 0.1)

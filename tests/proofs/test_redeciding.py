@@ -82,6 +82,7 @@ def replayed(journal: HistoryJournal) -> Compared:
     return JournalReplay(journal, PLANS, LIMITS, Ed25519Verifier()).run()
 
 
+@pytest.mark.prove
 def test_what_was_lived_is_the_same_once_more() -> None:
     compared = [replayed(lived(number)) for number in range(500, 560)]
     for found in compared:

@@ -173,7 +173,10 @@ PLANTED: dict[str, tuple[Faults, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize(
+    "name",
+    [name if number % 4 == 0 else pytest.param(name, marks=pytest.mark.prove) for number, name in enumerate(PLANTED)],
+)
 def test_planted_errors_are_found(name: str) -> None:
     faults, wrong_part = PLANTED[name]
     model = ClaimsModel(faults, **wrong_part)

@@ -8,14 +8,16 @@ from stigmergy.agents.plans import AgentPlan
 from tests.core.plain_table import PlainEngine, compiled
 
 SEEDS = 6
-CHUNK = 6
+CHUNK = 2
 
 
 def a_plan() -> AgentPlan:
     return compiled(PlainEngine(Gauge, actions=(Sound,)))
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(one, marks=pytest.mark.prove) for one in range(CHUNK, SEEDS, CHUNK))]
+)
 def test_no_promise_is_broken_whatever_goes_wrong(first: int) -> None:
     records = sounded = 0
     for seed in range(first, first + CHUNK):
@@ -23,8 +25,8 @@ def test_no_promise_is_broken_whatever_goes_wrong(first: int) -> None:
         assert not result.violations, str(result)
         records += result.counts["records read"]
         sounded += result.counts["sounded"]
-    assert records > 1_000
-    assert sounded > 100
+    assert records > 300
+    assert sounded > 30
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
@@ -39,6 +41,7 @@ def test_nothing_acknowledged_is_lost_over_losses_of_power() -> None:
         assert not result.violations, str(result)
 
 
+@pytest.mark.prove
 def test_a_disk_that_lies_is_found_out() -> None:
     """Else these trials could not fail."""
     found = [run_trial(seed, sync_lies=True, power_only=True, gauges=a_plan()).violations for seed in range(6)]

@@ -119,6 +119,7 @@ def test_a_green_decided_before_a_safe_action_does_not_come_behind_it() -> None:
     assert late.phase is Phase.STREET_GREEN
 
 
+@pytest.mark.prove
 def test_a_wave_runs_along_the_street() -> None:
     """With neighbours who tell each other, fewer stop, at the same traffic."""
     rates = Rates(street_per_min=14, avenue_per_min=2, walkers_per_min=0, back_share=0.1)
