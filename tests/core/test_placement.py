@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stigmergy.cluster.records import NOBODY, moves, place
+from stigmergy.cluster.records import NOBODY, place
 
 NAMES = st.lists(st.sampled_from([f"w{n}" for n in range(7)]), unique=True)
 CURRENT = st.dictionaries(st.integers(0, 20), st.sampled_from([*(f"w{n}" for n in range(7)), "gone", NOBODY]))
@@ -14,6 +14,11 @@ UNFIT = st.lists(st.tuples(st.sampled_from([f"w{n}" for n in range(7)]), st.inte
 
 def loads(plan: tuple[str, ...], members: list[str]) -> list[int]:
     return [plan.count(member) for member in members]
+
+
+def moves(before: tuple[str, ...], after: tuple[str, ...]) -> list[int]:
+    """The shards that another member is to have."""
+    return [shard for shard, (was, now) in enumerate(zip(before, after, strict=True)) if was != now]
 
 
 def stays(plan: tuple[str, ...], current: dict[int, str]) -> int:

@@ -27,7 +27,6 @@ ADAPTERS = (
     "audit/archive_folder",
     "audit/flight_journal",
     "base/system",
-    "base/unix_socket",
     "bus/memory",
     "bus/mqtt",
     "claims/memory_ledger",

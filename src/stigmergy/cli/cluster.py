@@ -270,10 +270,7 @@ def status_of_cluster(arguments: argparse.Namespace, output: Output) -> int:
     address = parse_address(arguments.nats)
     try:
         if not arguments.watch:
-            standing = look_once(address, arguments.name or "")
-            output.document(described(standing))
-            for line in draw_standing(standing):
-                output.line(*line)
+            standing = _show(address, arguments.name or "", output)
             return exits.OK if standing.servers.has_quorum is not False else exits.NOT_RUNNING
         if sys.stdout.isatty() and not output.json:
             return _live(address, arguments.name or "")
@@ -294,28 +291,29 @@ def described(standing: ClusterStatus) -> dict[str, Any]:
         "leader": seen.leader or None,
         "trouble": standing.trouble or None,
         "servers": plain["servers"]["servers"],
-        "fleets": plain["fleets"],
-        "ledgers": plain["ledgers"],
-        "streams": plain["streams"],
-        "leaderless": plain["leaderless"],
+        **{key: plain[key] for key in ("fleets", "ledgers", "streams", "leaderless")},
     }
+
+
+def _show(address: NatsAddress, fleet: str, output: Output) -> ClusterStatus:
+    standing = look_once(address, fleet)
+    output.document(described(standing))
+    for line in draw_standing(standing):
+        output.line(*line)
+    return standing
 
 
 def _stream(address: NatsAddress, fleet: str, output: Output) -> int:
     while True:
         began_s = time.monotonic()
         try:
-            standing = look_once(address, fleet)
+            _show(address, fleet, output)
+            output.line()
         except ConfigError:
             raise
         except StigmergyError as error:
             output.document({"error": str(error), "kind": type(error).__name__})
             output.note(str(error), BAD)
-        else:
-            output.document(described(standing))
-            for line in draw_standing(standing):
-                output.line(*line)
-            output.line()
         time.sleep(max(0.0, EVERY_S - (time.monotonic() - began_s)))
 
 

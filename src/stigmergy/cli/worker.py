@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,78 +129,49 @@ class WorkerReport:
     def tell(self, event: str, fields: dict[str, Any]) -> None:
         """What the worker says."""
         self._document(event, fields)
-        say = _LINES.get(event)
-        if say is not None and not self._output.json:
-            say(self._output, fields)
+        if not self._output.json:
+            _say(self._output, event, fields)
 
     def _document(self, event: str, fields: dict[str, Any]) -> None:
         self._output.document({"event": event, "fleet": self._fleet.name, **fields})
 
 
-def _joined(output: Output, fields: dict[str, Any]) -> None:
-    others = counted(len(fields["others"]), "other worker")
-    output.line(("joined", GOOD), " as ", (fields["worker"], NAME), f", beside {others}")
-
-
-def _owns(output: Output, fields: dict[str, Any]) -> None:
-    where = f"from position {fields['position']}" if fields["position"] else "new"
-    output.line(("owns", GOOD), f" shard {fields['shard']}, {where}, after {_milliseconds(fields['seconds'])}")
-
-
-def _released(output: Output, fields: dict[str, Any]) -> None:
-    to = f"to {fields['to']}" if fields["to"] else "to nobody yet"
-    output.line(f"released shard {fields['shard']} {to}, in {_milliseconds(fields['seconds'])}")
-
-
-def _lost(output: Output, fields: dict[str, Any]) -> None:
-    output.note(f"lost shard {fields['shard']}: {fields['reason']}", WARN)
-
-
-def _unfit(output: Output, fields: dict[str, Any]) -> None:
-    output.note(f"cannot have shard {fields['shard']}: {fields['reason']}", BAD)
-
-
-def _waits(output: Output, fields: dict[str, Any]) -> None:
-    what = f"shard {fields['shard']}" if "shard" in fields else "the servers"
-    output.note(f"waits for {what}: {fields['reason']}", WARN)
-
-
-def _fenced(output: Output, fields: dict[str, Any]) -> None:
-    output.note(f"{fields['reason']}: others have taken all shards; joining again", WARN)
-
-
-def _leaving(output: Output, fields: dict[str, Any]) -> None:
-    owned = counted(len(fields["shards"]), "shard")
-    output.note(f"stopping: handing {owned} over; once more to end at once")
-
-
-def _clocks(output: Output, fields: dict[str, Any]) -> None:
-    for worker, ahead_s in fields["ahead_s"].items():
-        way = "ahead of" if ahead_s > 0 else "behind"
-        output.note(f"the clock of worker {worker} is {abs(ahead_s):.0f} s {way} ours; set the clocks (NTP)", WARN)
-
-
-def _troubled(output: Output, fields: dict[str, Any]) -> None:
-    output.note(fields["reason"], WARN)
-
-
-def _prepares(output: Output, fields: dict[str, Any]) -> None:
-    output.note(fields["what"])
-
-
-_LINES: dict[str, Callable[[Output, dict[str, Any]], None]] = {
-    "joined": _joined,
-    "owns": _owns,
-    "released": _released,
-    "lost": _lost,
-    "unfit": _unfit,
-    "waits": _waits,
-    "fenced": _fenced,
-    "leaving": _leaving,
-    "clocks": _clocks,
-    "troubled": _troubled,
-    "prepares": _prepares,
-}
+def _say(output: Output, event: str, fields: dict[str, Any]) -> None:
+    """What happened, in a line for people; nothing of what only programs want to know."""
+    match event:
+        case "joined":
+            others = counted(len(fields["others"]), "other worker")
+            output.line(("joined", GOOD), " as ", (fields["worker"], NAME), f", beside {others}")
+        case "owns":
+            where = f"from position {fields['position']}" if fields["position"] else "new"
+            output.line(("owns", GOOD), f" shard {fields['shard']}, {where}, after {_milliseconds(fields['seconds'])}")
+        case "released":
+            to = f"to {fields['to']}" if fields["to"] else "to nobody yet"
+            output.line(f"released shard {fields['shard']} {to}, in {_milliseconds(fields['seconds'])}")
+        case "lost":
+            output.note(f"lost shard {fields['shard']}: {fields['reason']}", WARN)
+        case "unfit":
+            output.note(f"cannot have shard {fields['shard']}: {fields['reason']}", BAD)
+        case "waits":
+            what = f"shard {fields['shard']}" if "shard" in fields else "the servers"
+            output.note(f"waits for {what}: {fields['reason']}", WARN)
+        case "fenced":
+            output.note(f"{fields['reason']}: others have taken all shards; joining again", WARN)
+        case "leaving":
+            owned = counted(len(fields["shards"]), "shard")
+            output.note(f"stopping: handing {owned} over; once more to end at once")
+        case "clocks":
+            for worker, ahead_s in fields["ahead_s"].items():
+                way = "ahead of" if ahead_s > 0 else "behind"
+                output.note(
+                    f"the clock of worker {worker} is {abs(ahead_s):.0f} s {way} ours; set the clocks (NTP)", WARN
+                )
+        case "troubled":
+            output.note(fields["reason"], WARN)
+        case "prepares":
+            output.note(fields["what"])
+        case _:
+            pass
 
 
 def _milliseconds(seconds: float) -> str:

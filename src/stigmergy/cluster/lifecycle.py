@@ -98,13 +98,3 @@ class ShardLifecycle:
             raise Bug(f"shard {self.shard} is {self.state.value}, and was told that {signal.value}")
         self.state, step = following
         return step
-
-    @property
-    def has_host(self) -> bool:
-        """Whether a host of it may run here."""
-        return self.state in (
-            LifecycleState.CLAIMING,
-            LifecycleState.OWNING,
-            LifecycleState.RELEASING,
-            LifecycleState.LOST,
-        )

@@ -66,11 +66,6 @@ def place(
     return tuple(plan)
 
 
-def moves(before: Sequence[str], after: Sequence[str]) -> list[int]:
-    """The shards that another member is to have."""
-    return [shard for shard, (was, now) in enumerate(zip(before, after, strict=True)) if was != now]
-
-
 def _quotas(shards: int, held: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """How many each may keep: what is left over when all have the same goes to those that have the most anyhow."""
     least, more = divmod(shards, len(held))

@@ -258,16 +258,9 @@ class Live:
         for counted in (*(shard.counters for shard in host.shards), *parts):
             for name, value in structs.asdict(counted).items():
                 counters[name] = counters.get(name, 0) + value
-        if self._devices is not None:
-            counters |= self._devices.counters()
-        if self.link is not None:
-            counters |= self.link.counters()
-        if self.replication is not None:
-            counters |= self.replication.counters()
-        if self.peers is not None:
-            counters |= self.peers.counters()
-        if self.feedings is not None:
-            counters |= self.feedings.counters()
+        services = [part for part in (self.link, self.replication, self.peers, self.feedings) if part is not None]
+        for service in (*(() if self._devices is None else (self._devices,)), *services):
+            counters |= service.counters()
         return NodeStatus(
             fleet=host.declaration.name,
             agents=sum(len(shard.state.agents) + sum(shard.state.enrolled.values()) for shard in host.shards)
@@ -291,10 +284,7 @@ class Live:
             troubles=[
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
                 *host.batched_actuators.troubles(),
-                *(() if self.link is None else self.link.troubles()),
-                *(() if self.replication is None else self.replication.troubles()),
-                *(() if self.peers is None else self.peers.troubles()),
-                *(() if self.feedings is None else self.feedings.troubles()),
+                *(trouble for service in services for trouble in service.troubles()),
             ],
         )
 

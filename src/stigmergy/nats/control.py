@@ -81,21 +81,24 @@ class NatsControlClient:
 
     def __init__(self, link: NatsLink, fleet: str) -> None:
         self._channels = Channels(link, frame_bytes_max=REPLY_BYTES_MAX)
-        self._fleet = fleet
+        self.fleet = fleet
         self.where = link.address.shown
 
     def branch(self, shard: int) -> NatsOwnerClient:
         """The client for one shard."""
-        return NatsOwnerClient(self._channels, self._fleet, shard, self.where)
+        return NatsOwnerClient(self, shard)
 
     async def is_answered(self, shard: int) -> bool:
         """Whether an owner answers for a shard at this moment."""
         try:
-            channel = await self._channels.call(control_subject(self._fleet, shard))
+            (await self.call(shard)).close()
         except LinkDown:
             return False
-        channel.close()
         return True
+
+    async def call(self, shard: int) -> NatsChannel:
+        """A channel to the owner of a shard. Raises LinkDown if nobody answers."""
+        return await self._channels.call(control_subject(self.fleet, shard))
 
     async def close(self) -> None:
         await self._channels.close()
@@ -104,11 +107,9 @@ class NatsControlClient:
 class NatsOwnerClient:
     """The control endpoint of the current owner of one shard."""
 
-    def __init__(self, channels: Channels, fleet: str, shard: int, where: str) -> None:
-        self._channels = channels
-        self._fleet = fleet
+    def __init__(self, client: NatsControlClient, shard: int) -> None:
+        self._client = client
         self._shard = shard
-        self._where = where
 
     async def ask(self, request: bytes) -> AsyncIterator[bytes]:
         """Yields the lines of the answer as they come; close it when you have enough.
@@ -116,10 +117,11 @@ class NatsOwnerClient:
         Raises NotRunning if nobody answers, and LinkDown if the connection broke: the request may have been accepted.
         """
         try:
-            channel = await self._channels.call(control_subject(self._fleet, self._shard))
+            channel = await self._client.call(self._shard)
         except LinkDown as error:
+            fleet, where = self._client.fleet, self._client.where
             raise NotRunning(
-                f"nobody answers for shard {self._shard} of the fleet {self._fleet!r} at {self._where}: {error}"
+                f"nobody answers for shard {self._shard} of the fleet {fleet!r} at {where}: {error}"
             ) from None
         try:
             await channel.send(request)
