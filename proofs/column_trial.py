@@ -28,7 +28,8 @@ from stigmergy.node.column_actuators import Orders
 from stigmergy.shard.batches import BATCH_BYTES_MAX
 from stigmergy.sim.disk import AfterFailedSync, Call, DiskFault, IoCall
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 
 NAMES = [f"g-{number}" for number in range(24)]
 SIZES = (1, 40, 600, 9_000, 20_000)
@@ -65,7 +66,7 @@ class ColumnTrial:
     def __init__(
         self, seed: int, fleet: Fleet, *, sync_lies: bool = False, after: AfterFailedSync, keep_all: bool = False
     ) -> None:
-        self.world = World(seed, deadline_s=3_000.0)
+        self.world = Run(seed, deadline_s=3_000.0)
         self.chance = random.Random(f"column trial/{seed}")
         self.model = Model()
         self.receiver = Receiver()

@@ -20,7 +20,8 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.disk import AfterFailedSync, DiskFault
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.node import Receiver, SimNode, Temper, World
+from stigmergy.sim.node import Receiver, SimNode, Temper
+from stigmergy.sim.run import Run
 
 ROUNDS = 6
 AGENTS = ("Drone/0", "Drone/1")
@@ -52,7 +53,7 @@ class IoTrial:
     def __init__(
         self, fault: DiskFault | None, call: int, after_failed_sync: AfterFailedSync, *, in_segments: bool = False
     ) -> None:
-        self.world = World(seed=call)
+        self.world = Run(seed=call)
         self.receiver: Receiver
         self.node = SimNode(self.world, self._declare, after_failed_sync=after_failed_sync, in_segments=in_segments)
         if fault is not None:

@@ -35,7 +35,8 @@ from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit_reader import walk
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.node import Receiver, SimNode, World
+from stigmergy.sim.node import Receiver, SimNode
+from stigmergy.sim.run import Run
 
 HEAL_S = 90.0
 """Virtual seconds in which everything must come to its end after the heal."""
@@ -77,7 +78,7 @@ def run_trial(
     """
     chance = random.Random(f"stigmergy.sim.trial/{seed}")
     trace = RecordedTrace()
-    world = World(seed, shuffle=chance.random() < 0.5, deadline_s=duration_s + HEAL_S + 600, trace=trace)
+    world = Run(seed, shuffle=chance.random() < 0.5, deadline_s=duration_s + HEAL_S + 600, trace=trace)
     trial = Trial(
         world,
         chance,
@@ -106,7 +107,7 @@ class Trial:
 
     def __init__(
         self,
-        world: World,
+        world: Run,
         chance: random.Random,
         duration_s: float,
         *,

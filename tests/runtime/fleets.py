@@ -16,7 +16,8 @@ from stigmergy.bus.port import BusMessage
 from stigmergy.bus.presence import MemberJoined, MemberLeft, MembersReset
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 
 
 class StartMission(Command):
@@ -123,7 +124,7 @@ class Stage:
         deadline_s: float = 20_000.0,
         broker: MemoryBroker | None = None,
     ) -> None:
-        self.world = World(seed, deadline_s=deadline_s)
+        self.world = Run(seed, deadline_s=deadline_s)
         self.broker = broker or MemoryBroker()
         self.sender = SimNode(self.world, drones, name="drone", settings=settings, in_memory=True, broker=self.broker)
         self.receiver = SimNode(

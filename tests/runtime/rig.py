@@ -6,7 +6,8 @@ from typing import TypeVar
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings
-from stigmergy.sim.node import NodeService, SimNode, World
+from stigmergy.sim.node import NodeService, SimNode
+from stigmergy.sim.run import Run
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def play(
     parts: Callable[[SimNode, Host], Sequence[NodeService]] | None = None,
 ) -> T:
     """Runs a scene on a node with this fleet. Afterwards the log must fold into what was in memory."""
-    world = World(seed, shuffle=shuffle)
+    world = Run(seed, shuffle=shuffle)
     node = SimNode(world, lambda _: fleet, settings=settings, in_memory=in_memory, agents=agents, parts=parts)
 
     async def scene() -> T:

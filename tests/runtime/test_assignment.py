@@ -20,7 +20,8 @@ from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import Ask, Delivery
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.runtime.columns.stage import Hand
 from tests.runtime.columns.stage import declare as declare_meters
 from tests.runtime.fleets import Outsider, cloud
@@ -193,7 +194,7 @@ class Two:
 
     def __init__(self, a: tuple[str, ...], b: tuple[str, ...]) -> None:
         self.yard = Yard()
-        self.world = World(1)
+        self.world = Run(1)
         self.broker = MemoryBroker()
         self.a, self.b = (
             SimNode(self.world, lambda _: self.yard.declare(), name=name, broker=self.broker, agents=agents)

@@ -32,7 +32,8 @@ from stigmergy.shard.batches import (
     pack_batch,
 )
 from stigmergy.shard.homes import shard_of
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.core.plain_table import PlainEngine, compiled
 
 SHARDS = 2
@@ -73,7 +74,7 @@ def declare() -> Fleet:
 
 def play(main: Callable[[Live, Sender], Awaitable[None]], **changed: Any) -> None:
     """Plays a scene. The node must be alive in the end, and its log must fold into what was in memory."""
-    world = World(1)
+    world = Run(1)
     fleet = declare()
     node = SimNode(world, lambda _: fleet, settings=Settings(**changed), in_segments=True)
 
@@ -358,7 +359,7 @@ def test_a_node_lives_through_anything_and_takes_the_good(bad: list[Any]) -> Non
 
 
 def test_a_process_takes_batches_for_its_own_shards_and_says_who_has_the_others() -> None:
-    world = World(1)
+    world = Run(1)
     node = SimNode(world, lambda _: declare(), in_segments=True, part=(1, 1))
     here = [name for name in NAMES if shard_of(f"Tank/{name}", SHARDS) == 1]
 

@@ -21,7 +21,7 @@ from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.shard.commit import Group
 from stigmergy.shard.inputs import Accepted
 from stigmergy.sim.loop import SimClock, SimEntropy
-from stigmergy.sim.node import World
+from stigmergy.sim.run import Run
 
 TICK_S = 0.001
 FOREVER_S = 1e9
@@ -78,7 +78,7 @@ class Stage:
     """A node in virtual time on a disk that stalls."""
 
     def __init__(self, **settings: Any) -> None:
-        self.world = World(1)
+        self.world = Run(1)
         self.landed: list[tuple[str, float]] = []
         self.settings = Settings(write_within_s=2.0, drain_s=1.0, **settings)
         self.store = MemoryJournalStore(JournalIdentity(fleet="counters", shards=1, incarnation=1))

@@ -14,7 +14,8 @@ from stigmergy.network.replicator import TICK_S_MAX
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.sim.network import Network
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.runtime.replicas.town import QUICK, Count, Light
 
 
@@ -23,7 +24,7 @@ def test_gossip_with_whoever_joins_begins_when_that_is_told(
     monkeypatch: pytest.MonkeyPatch, teller: type[Replication | BusLink]
 ) -> None:
     """By the membership of a mesh, or by presence on a bus."""
-    world, network = World(3), Network(3)
+    world, network = Run(3), Network(3)
     broker = MemoryBroker() if teller is BusLink else None
     replication: dict[str, Replication] = {}
     tellers: dict[int, str] = {}

@@ -7,7 +7,8 @@ import asyncio
 from stigmergy import Fleet, Settings
 from stigmergy.agents.codec import Envelope, encode
 from stigmergy.control.live import Live
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.core.meters import Board, Counted, Meter, meter_engine
 from tests.core.plain_table import compiled
 from tests.runtime.columns.stage import Radio
@@ -15,7 +16,7 @@ from tests.runtime.columns.stage import Radio
 
 def waited(early: str) -> float:
     """How long an early delivery of this kind takes, in seconds, with everybody else silent."""
-    world = World(1)
+    world = Run(1)
     fleet = Fleet("meters", agents=[Meter, Board])
     if early == "batch":
         fleet.plans["Meter"] = compiled(meter_engine())

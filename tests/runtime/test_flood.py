@@ -14,7 +14,8 @@ from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.bus.port import BusMessage
 from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.runtime.fleets import Measured, Stage, cloud
 
 FLOOD = 40_000
@@ -66,7 +67,7 @@ class Field:
     """A node on a broker, a quiet device, and others that flood."""
 
     def __init__(self, broker: MemoryBroker | None = None) -> None:
-        self.world = World(1)
+        self.world = Run(1)
         self.broker = broker or MemoryBroker()
         self.late_s: list[float] = []
         self.landed: list[str] = []

@@ -13,7 +13,8 @@ from stigmergy.node.committer import LINGER_NS
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.draft import Stepped
 from stigmergy.shard.shard import Shard
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 
 LINGER_S = LINGER_NS / 1_000_000_000
 
@@ -54,7 +55,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def run_beside_a_write(write_s: float, steps: list[int], commands: int = 0) -> list[int]:
     """Sends ten events one by one while a write of this length is under way; the steps that this took."""
-    world = World(1)
+    world = Run(1)
     node = SimNode(world, lambda _: Declaration("lingering", agents=[Counter]))
     node.latency.jitter = False
 

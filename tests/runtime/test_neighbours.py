@@ -19,7 +19,8 @@ from stigmergy.node.host import Host
 from stigmergy.shard.homes import shard_of
 from stigmergy.shard.outbox import Pending
 from stigmergy.sim.disk import DiskFault
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.runtime.counting import Add, Counted, Hello, declare, envelope
 
 SHARDS = 2
@@ -28,7 +29,7 @@ SHARDS = 2
 class Street:
     """Processes that share a fleet, each with one shard and on a disk of its own."""
 
-    def __init__(self, world: World, processes: int) -> None:
+    def __init__(self, world: Run, processes: int) -> None:
         self.street = MemoryPeerHub()
         self.processes = processes
         self.nodes: dict[int, SimNode] = {}
@@ -84,8 +85,8 @@ class Street:
         raise AssertionError(f"{self.owed} are still owed")
 
 
-def play(main: Callable[[Street, World], Awaitable[None]], *, processes: int = SHARDS, seed: int = 1) -> None:
-    world = World(seed, shuffle=True)
+def play(main: Callable[[Street, Run], Awaitable[None]], *, processes: int = SHARDS, seed: int = 1) -> None:
+    world = Run(seed, shuffle=True)
     street = Street(world, processes)
 
     async def scene() -> None:
@@ -114,7 +115,7 @@ def check_told(street: Street, sources: list[str]) -> int:
 class TestTells:
     @pytest.mark.parametrize("processes", [3, *(pytest.param(count, marks=pytest.mark.prove) for count in (2, 4))])
     def test_all_arrive_in_order_and_are_settled(self, processes: int) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             sources = [f"Counter/{letter}" for letter in "abcdef"]
             for number in range(100, 400):
                 await street.add(sources[number % 6], number)
@@ -130,7 +131,7 @@ class TestTells:
     def test_only_those_who_owe_something_are_connected_and_only_for_as_long(self) -> None:
         """16 shards that each count as a process would have 240 connections, most of them for nothing."""
 
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             def links() -> list[int]:
                 made = [node.peers.counters()["neighbour_links"] for node in street.nodes.values() if node.peers]
                 return made
@@ -157,7 +158,7 @@ class TestTells:
 
     @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(2, 8))])
     def test_once_and_in_order_over_crashes_and_cuts(self, seed: int) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             chance = world.chance("crashes")
             sources = [f"Counter/{letter}" for letter in "abcdef"]
             number = 100
@@ -186,7 +187,7 @@ class TestTells:
         play(main, processes=2 + seed % 2, seed=seed)
 
     def test_neighbour_that_is_down_holds_up_only_what_is_for_it(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             await street.nodes[3].kill()
             here = street.somebody(1)
             gone = [n for n in range(5) if street.owner(f"Counter/t{n}") is street.nodes[3]]
@@ -210,7 +211,7 @@ class TestTells:
         monkeypatch.setattr(sending, "TELL_BATCHES_IN_FLIGHT_MAX", 3)
         most = 0
 
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             nonlocal most
             here = street.somebody(1)
             away = street.target(2)
@@ -231,7 +232,7 @@ class TestTells:
 
 class TestElsewhere:
     def test_direct_caller_hears_who_has_the_agent_and_nothing_is_taken(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             away = street.somebody(2)
             live = street.nodes[1].live
             assert live is not None
@@ -252,7 +253,7 @@ class TestElsewhere:
         play(main)
 
     def test_envelope_for_our_own_shards_is_taken(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             own = [f"Counter/{n}" for n in range(50) if street.owner(f"Counter/{n}") is street.nodes[2]][:5]
             live = street.nodes[2].live
             assert live is not None
@@ -265,7 +266,7 @@ class TestElsewhere:
 
 class TestLoss:
     def test_sender_that_has_lost_its_end_stops(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             here = street.somebody(1)
             away = street.target(2)
             await street.add(here, 100 + away)
@@ -283,7 +284,7 @@ class TestLoss:
         play(main)
 
     def test_receiver_that_has_lost_its_end_stops(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             channel = await meet(street, caller=1, called=2)
             await channel.send(frames.write_frame(PairOpening(0, 1, 5)))
             assert isinstance(said := frames.read_frame(await channel.receive()), PeerRefused)
@@ -293,7 +294,7 @@ class TestLoss:
         play(main)
 
     def test_receiver_hears_from_its_neighbour_that_it_has_lost_its_end(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             here, away = street.somebody(1), street.target(2)
             await street.add(here, 100 + away)
             await street.settle()
@@ -311,7 +312,7 @@ class TestLoss:
         play(main)
 
     def test_parcel_ends_where_sequences_do_not_follow(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             peers = street.nodes[1].peers
             assert peers is not None
             body = encode(("Counter/x", encode(Hello(by="a", number=1))))
@@ -327,7 +328,7 @@ class TestLoss:
         play(main)
 
     def test_replaced_owner_is_refused_and_stops(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             here = street.somebody(1)
             away = street.target(2)
             await street.add(here, 100 + away)
@@ -361,7 +362,7 @@ class TestManners:
         ],
     )
     def test_stranger_is_sent_away(self, hello: frames.PeerFrame, why: str) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             channel = street.street.connect(1, 2)
             await channel.send(frames.write_frame(hello))
             assert isinstance(said := frames.read_frame(await channel.receive()), PeerRefused)
@@ -385,7 +386,7 @@ class TestManners:
         ],
     )
     def test_one_who_does_wrong_is_sent_away(self, frame: frames.PeerFrame | bytes, why: str) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             channel = await meet(street, 1, 2)
             await channel.send(frame if isinstance(frame, bytes) else frames.write_frame(frame))
             assert isinstance(said := frames.read_frame(await channel.receive()), PeerRefused)
@@ -395,7 +396,7 @@ class TestManners:
         play(main)
 
     def test_one_who_says_nothing_is_sent_away(self) -> None:
-        async def main(street: Street, world: World) -> None:
+        async def main(street: Street, world: Run) -> None:
             channel = street.street.connect(1, 2)
             assert isinstance(frames.read_frame(await channel.receive()), PeerRefused)
 

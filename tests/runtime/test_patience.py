@@ -21,7 +21,7 @@ from stigmergy.control.protocol import (
     single,
     write_reply,
 )
-from stigmergy.sim.node import World
+from stigmergy.sim.run import Run
 
 ANSWER = write_reply(single({"accepted": True}))
 SEND = SendRequest(agent="A/a", command="Go", command_id="1")
@@ -57,7 +57,7 @@ def patient(shard: Shard, *, others: bool = True) -> RetryingClient:
 
 def asked(shard: Shard, request: AnyRequest) -> tuple[bytes, float]:
     """The first line, and how long it took."""
-    world = World(1)
+    world = Run(1)
 
     async def main() -> tuple[bytes, float]:
         began_s = asyncio.get_running_loop().time()
@@ -132,7 +132,7 @@ def test_a_refusal_is_passed_on_as_it_is() -> None:
 )
 def test_the_time_is_bounded(request_: AnyRequest, others: bool, within_s: float) -> None:
     shard = Shard(NotRunning("nobody is there"))
-    world = World(1)
+    world = Run(1)
 
     async def main() -> float:
         began_s = asyncio.get_running_loop().time()
@@ -146,7 +146,7 @@ def test_the_time_is_bounded(request_: AnyRequest, others: bool, within_s: float
 
 
 def test_an_answer_that_breaks_off_says_so() -> None:
-    world = World(1)
+    world = Run(1)
 
     async def main() -> None:
         lines = patient(Shard(ANSWER)).ask(SEND)

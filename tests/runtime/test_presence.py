@@ -13,7 +13,8 @@ from stigmergy.bus.memory import MemoryBroker
 from stigmergy.bus.port import BusMessage
 from stigmergy.bus.presence import NAMES_COUNT_MAX, PRESENT
 from stigmergy.node.declaration import Declaration
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.runtime.fleets import Dispatcher, Drone, Monitor, Outsider, cloud
 
 TOPIC = "delivery/local/nodes/twin/presence"
@@ -39,7 +40,7 @@ class Site:
     """A dispatcher's node and a drone's node at one site."""
 
     def __init__(self) -> None:
-        self.world = World(1)
+        self.world = Run(1)
         self.broker = MemoryBroker()
         self.base = SimNode(self.world, dispatching, name="base", in_memory=True, broker=self.broker)
         self.drone = SimNode(

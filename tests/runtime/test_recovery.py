@@ -23,7 +23,8 @@ from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit import head_of, open_commit, seal
 from stigmergy.shard.snapshot import SnapshotWriter, read_header
 from stigmergy.sim.loop import SimClock
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.runtime.rig import play
 
 
@@ -337,7 +338,7 @@ def test_a_forged_end_is_refused_also_if_its_signature_hides_behind_a_later_one(
     """Only the last signature in a shard was checked; what an older one claims about another shard was believed."""
     fleet = declare(shards=4)
     store = MemoryJournalStore(JournalIdentity(fleet="counters", shards=4, incarnation=1))
-    world = World(1)
+    world = Run(1)
 
     def make_host() -> Host:
         store.owner = None

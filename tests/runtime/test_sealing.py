@@ -23,7 +23,7 @@ from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.shard.commit import Group
 from stigmergy.shard.inputs import Accepted
 from stigmergy.sim.loop import SimClock, SimEntropy
-from stigmergy.sim.node import World
+from stigmergy.sim.run import Run
 
 BATCH = 4
 
@@ -74,7 +74,7 @@ class Stage:
     """A node whose writes are slow from when the scene begins."""
 
     def __init__(self, **settings: Any) -> None:
-        self.world = World(1)
+        self.world = Run(1)
         self.store = MemoryJournalStore(JournalIdentity(fleet="counters", shards=1, incarnation=1))
         self.settings = Settings(batch_events_max=BATCH, **settings)
         self.sent = 0

@@ -42,7 +42,8 @@ from stigmergy.node.ingress import Ingress
 from stigmergy.node.wakeups import Waker
 from stigmergy.shard.draft import Stepped
 from stigmergy.shard.shard import Shard
-from stigmergy.sim.node import NodeService, SimNode, World
+from stigmergy.sim.node import NodeService, SimNode
+from stigmergy.sim.run import Run
 from tests.runtime.rig import play
 
 WRITE_S = 3.0
@@ -130,7 +131,7 @@ def test_a_full_commit_on_a_slow_disk_is_waited_for(turns: Turns) -> None:
     """Timers, a silent agent, gaps and claims come due while the commit is full: each brings a turn or two, and no
     watch sets the clock to now. In virtual time one that did would never end."""
     halted: list[float] = []
-    world = World(1)
+    world = Run(1)
     settings = Settings(batch_events_max=4, gap_wait_s=0.5, write_within_s=20.0)
     fleet = declare(settings, halted, world.loop.time)
 

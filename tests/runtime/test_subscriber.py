@@ -21,7 +21,8 @@ from stigmergy.control.live import Live
 from stigmergy.network import ordering
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import BusSettings, Settings
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.runtime.fleets import (
     Dispatcher,
     Drone,
@@ -47,7 +48,7 @@ def play(
     agents: tuple[str, ...] = (),
 ) -> None:
     """Runs a scene with one node and one outsider on a broker."""
-    world = World(1)
+    world = Run(1)
     broker = MemoryBroker()
     node = SimNode(world, fleet, name="node", in_memory=True, broker=broker, settings=settings, agents=agents)
 

@@ -15,7 +15,8 @@ from stigmergy.agents.supervision import SafeAction
 from stigmergy.base.errors import JournalCorrupt, JournalUnknown
 from stigmergy.node.committer import Committer
 from stigmergy.node.declaration import Declaration
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 
 
 class Seen(Event):
@@ -44,7 +45,7 @@ def go_on_writing(patch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_written_once_a_node_has_failed(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if planted:
         go_on_writing(monkeypatch)
-    world = World(1)
+    world = Run(1)
     node = SimNode(world, lambda _: Declaration("failed", agents=[Counter]))
 
     async def main() -> None:
@@ -80,7 +81,7 @@ class Cart(Counter):
 @pytest.mark.parametrize("renamed", [False, True])
 @pytest.mark.parametrize("in_segments", [False, True])
 def test_a_journal_that_is_taken_away_stops_the_node(in_segments: bool, renamed: bool, writing: bool) -> None:
-    world = World(1)
+    world = Run(1)
     fleet = Declaration("failed", agents=[Cart])
     halted: list[float] = []
 
@@ -114,7 +115,7 @@ def test_a_journal_that_is_taken_away_stops_the_node(in_segments: bool, renamed:
 
 @pytest.mark.parametrize("in_segments", [False, True])
 def test_a_node_does_not_begin_anew_where_its_journal_was_taken_away(in_segments: bool) -> None:
-    world = World(1)
+    world = Run(1)
     node = SimNode(world, lambda _: Declaration("failed", agents=[Counter]), in_segments=in_segments)
 
     async def main() -> None:

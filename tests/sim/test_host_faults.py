@@ -11,7 +11,8 @@ from stigmergy.base.errors import JournalFull, JournalUnknown
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.inputs import Accepted
 from stigmergy.sim.disk import AfterFailedSync, Call, DiskFault
-from stigmergy.sim.node import Receiver, SimNode, World
+from stigmergy.sim.node import Receiver, SimNode
+from stigmergy.sim.run import Run
 
 PARTS = 6
 EVERY = 3
@@ -39,7 +40,7 @@ class Bench:
     """A node with drones, for one named case."""
 
     def __init__(self, seed: int = 1) -> None:
-        self.world = World(seed)
+        self.world = Run(seed)
         self.receiver: Receiver
 
         def declare(node: SimNode) -> Declaration:

@@ -12,7 +12,8 @@ from stigmergy.agents.supervision import WhenStale
 from stigmergy.base.errors import JournalUnknown
 from stigmergy.node.declaration import Declaration
 from stigmergy.sim.disk import DiskFault
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 
 TICK_S = 0.001
 
@@ -29,9 +30,9 @@ class Stop(Action):
     reason: str = "silence"
 
 
-def make(stale_s: float, seed: int = 0) -> tuple[World, SimNode, list[float]]:
+def make(stale_s: float, seed: int = 0) -> tuple[Run, SimNode, list[float]]:
     """A node whose agents stop after so much silence; the list gets the virtual times of the safe actions."""
-    world = World(seed)
+    world = Run(seed)
     stops: list[float] = []
 
     class Watched(Agent, kind="Watched"):
@@ -197,7 +198,7 @@ def test_a_jump_of_the_wall_clock_changes_nothing(jump_s: float) -> None:
 
 
 def test_every_safe_action_has_a_key_of_its_own() -> None:
-    world = World(1)
+    world = Run(1)
     keys: list[str] = []
 
     class Watched(Agent, kind="Watched"):

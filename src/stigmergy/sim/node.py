@@ -47,8 +47,6 @@ from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.run import Run
 from stigmergy.uplink.rules import UplinkRule
 
-World = Run
-"""What tests of the runtime call a run. Users' World is in sim/world.py."""
 WAL_BYTES_MAX = 256 << 10
 RESERVE_BYTES = 64 << 10
 """Small, so that a short run goes through checkpoints."""

@@ -14,14 +14,15 @@ from apps.edge_agent.ground import Launch, Pilot, Recall, RepeatOrder, Watch
 from apps.edge_agent.messages import StartMission
 from stigmergy import Command, Refused
 from stigmergy.bus.memory import MemoryBroker
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 
 
 class Field:
     """A drone with its aircraft, a ground station, and a broker between them."""
 
     def __init__(self, seed: int = 1, battery: float = 100.0) -> None:
-        self.world = World(seed, deadline_s=3600.0)
+        self.world = Run(seed, deadline_s=3600.0)
         self.broker = MemoryBroker()
         self.cockpit = OnBoard(Airframe(seed=seed, battery=battery))
         self.node = SimNode(

@@ -17,7 +17,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import open_host
 from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.sim.loop import SimClock, SimEntropy
-from stigmergy.sim.node import World
+from stigmergy.sim.run import Run
 
 OURS, OTHERS, THIRD = (Ed25519Signer(bytes([number]) * 32) for number in (1, 2, 3))
 NAMES = [f"Counter/{number}" for number in range(8)]
@@ -42,7 +42,7 @@ class Machine:
     """A store in virtual time, on which nodes with different keys are started."""
 
     def __init__(self, shards: int, settings: Settings = NEVER) -> None:
-        self.world = World(1)
+        self.world = Run(1)
         self.clock = SimClock(self.world.loop)
         self.fleet = Declaration("counters", agents=[Counter], shards=shards)
         self.settings = settings

@@ -45,7 +45,8 @@ from stigmergy.base.errors import DefinitionError
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.network.replication import Replication
 from stigmergy.node.host import Host
-from stigmergy.sim.node import NodeService, SimNode, World
+from stigmergy.sim.node import NodeService, SimNode
+from stigmergy.sim.run import Run
 from stigmergy.testing import given
 
 DOCK = "dock-1"
@@ -121,7 +122,7 @@ class Cart(Agent):
 class Machine:
     """A node with a cart on it, and what its device was told."""
 
-    def __init__(self, world: World, store: MemoryLedgerStore | None, name: str) -> None:
+    def __init__(self, world: Run, store: MemoryLedgerStore | None, name: str) -> None:
         self.world = world
         self.cart = f"Cart/{name}"
         self._store = store
@@ -197,7 +198,7 @@ class Machine:
 
 
 def play(scene: Callable[[Machine, Machine], Awaitable[None]], *, ledger: bool = True) -> None:
-    world = World(1)
+    world = Run(1)
     store = MemoryLedgerStore("carts") if ledger else None
     one, other = Machine(world, store, "one"), Machine(world, store, "other")
 

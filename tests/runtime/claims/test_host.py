@@ -28,7 +28,8 @@ from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.claims.state import DRIFT_PPM_MAX
 from stigmergy.network.replication import Replication
 from stigmergy.node.host import Host
-from stigmergy.sim.node import NodeService, SimNode, World
+from stigmergy.sim.node import NodeService, SimNode
+from stigmergy.sim.run import Run
 
 SLOT = "slot-1"
 
@@ -71,7 +72,7 @@ class Car(Agent):
 class Machine:
     """A node with a car on it."""
 
-    def __init__(self, world: World, store: MemoryLedgerStore, name: str) -> None:
+    def __init__(self, world: Run, store: MemoryLedgerStore, name: str) -> None:
         self.world = world
         self.car = f"Car/{name}"
         self._store = store
@@ -118,7 +119,7 @@ class Machine:
 
 def play(scene: Callable[[Machine, Machine], Awaitable[None]], seed: int = 1) -> None:
     """Two machines, watched all the time: at no moment do both believe that they hold."""
-    world = World(seed)
+    world = Run(seed)
     store = MemoryLedgerStore("cars")
     one, other = Machine(world, store, "one"), Machine(world, store, "other")
 

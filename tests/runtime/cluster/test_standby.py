@@ -20,7 +20,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.loop import SimClock
-from stigmergy.sim.node import World
+from stigmergy.sim.run import Run
 
 SIGNER = Ed25519Signer(bytes(range(32)))
 
@@ -52,7 +52,7 @@ def standby_of(shard: MemoryShard) -> Standby:
     return Standby(MemoryShardLog(shard), FLEET.plans, Ed25519Verifier(), FLEET.settings.limits)
 
 
-async def begin(world: World, claimed: ClaimedShard, settings: Settings | None = None) -> Host:
+async def begin(world: Run, claimed: ClaimedShard, settings: Settings | None = None) -> Host:
     clock = SimClock(world.loop)
     verifier, number = Ed25519Verifier(), claimed.number
     host = Host(claimed.recovered, FLEET, claimed.journal, SIGNER, verifier, clock, settings, claim=number)
@@ -66,12 +66,12 @@ async def count(host: Host, times: int) -> None:
 
 
 def run(scene: object) -> None:
-    world = World(1)
+    world = Run(1)
     world.run(scene(world))  # type: ignore[operator]
 
 
 def test_taken_over_with_the_state_of_its_owner_and_a_higher_epoch() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"))
         await count(first, 30)
@@ -96,7 +96,7 @@ def test_taken_over_with_the_state_of_its_owner_and_a_higher_epoch() -> None:
 
 
 def test_who_was_owner_has_its_writes_refused_and_acknowledges_nothing() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"))
         await count(first, 3)
@@ -112,7 +112,7 @@ def test_who_was_owner_has_its_writes_refused_and_acknowledges_nothing() -> None
 
 
 def test_an_owner_that_never_wrote_is_told_from_the_next_one() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         epochs = []
         for name in ("a", "b", "c"):
@@ -125,7 +125,7 @@ def test_an_owner_that_never_wrote_is_told_from_the_next_one() -> None:
 
 
 def test_begins_from_a_snapshot_when_the_log_was_dropped() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"), SNAPPY)
         slow = standby_of(shard)
@@ -147,7 +147,7 @@ def test_begins_from_a_snapshot_when_the_log_was_dropped() -> None:
 
 
 def test_who_takes_over_keeps_the_snapshots_that_were_taken_while_it_followed() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"), SNAPPY)
         follower = standby_of(shard)
@@ -182,7 +182,7 @@ def test_who_takes_over_keeps_the_snapshots_that_were_taken_while_it_followed() 
 
 
 def test_a_noted_snapshot_that_is_damaged_is_not_counted_on() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         rare = structs.replace(SNAPPY, retention=Retention())
         first = await begin(world, await standby_of(shard).claim("a"), rare)
@@ -209,7 +209,7 @@ def test_a_noted_snapshot_that_is_damaged_is_not_counted_on() -> None:
 
 @pytest.mark.parametrize("left", [0, 5])
 def test_a_log_that_ends_long_before_its_snapshots_has_lost_its_end(left: int) -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"), structs.replace(SNAPPY, retention=Retention()))
         await count(first, 60)
@@ -227,7 +227,7 @@ def test_a_log_that_ends_long_before_its_snapshots_has_lost_its_end(left: int) -
 
 
 def test_a_snapshot_that_cannot_be_used_is_passed_over_or_refused() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"), SNAPPY)
         await count(first, 60)
@@ -244,7 +244,7 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_or_refused() -> None:
 
 
 def test_a_bad_digest_in_the_log_is_refused() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"))
         await count(first, 5)
@@ -260,7 +260,7 @@ def test_a_bad_digest_in_the_log_is_refused() -> None:
 
 
 def test_an_owner_that_writes_all_the_time_keeps_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"))
         await count(first, 1)
@@ -281,7 +281,7 @@ def test_an_owner_that_writes_all_the_time_keeps_its_shard(monkeypatch: pytest.M
 
 
 def test_a_log_out_of_reach_is_said() -> None:
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         log = MemoryShardLog(make_shard())
         log.is_cut = True
         with pytest.raises(LinkDown):
@@ -293,7 +293,7 @@ def test_a_log_out_of_reach_is_said() -> None:
 def test_others_have_their_turn_while_it_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PORTION_EVENTS", 10)
 
-    async def scene(world: World) -> None:
+    async def scene(world: Run) -> None:
         shard = make_shard()
         first = await begin(world, await standby_of(shard).claim("a"))
         await count(first, 100)

@@ -12,7 +12,8 @@ from stigmergy.control.live import Live
 from stigmergy.node.column_actuators import Orders
 from stigmergy.node.mailbox import Queued
 from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, pack_batch
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.core.meters import Alarm, Beep, Board, Hush, Meter, meter_engine
 from tests.core.plain_table import PlainEngine, compiled
 
@@ -75,7 +76,7 @@ def declare(
 
 def play(fleet: Fleet, main: Callable[[SimNode], Awaitable[T]], **changed: Any) -> T:
     """Plays a scene. Afterwards the log must fold into what was in memory."""
-    world = World(1)
+    world = Run(1)
     settings = Settings(**{"effect_pause_s": 0.01, **changed})
     node = SimNode(world, lambda _: fleet, settings=settings)
 

@@ -28,7 +28,8 @@ from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.node.column_roster import ENROLLED_NAMES_MAX, Roster, read_roster
 from stigmergy.shard.homes import Homes
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.core.meters import Counted
 from tests.runtime.columns.stage import Hand, Radio, declare, play
 
@@ -101,7 +102,7 @@ class Branch:
 
 
 def test_several_processes_enrol_each_their_own_and_are_one_roster() -> None:
-    world = World(1)
+    world = Run(1)
 
     async def main() -> None:
         nodes = []

@@ -9,7 +9,8 @@ import pytest
 from stigmergy.base.errors import FoldMismatch
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from tests.core.test_brought_back import GATE, Arrived, First, Without, back
 
 
@@ -25,7 +26,7 @@ def test_its_numbers_go_on_or_the_node_does_not_start(dropped: bool) -> None:
         retention=Retention(keep_s=keep_s, reserve_bytes=0, check_every_s=0.1),
         drain_s=1.0,
     )
-    world = World(5)
+    world = Run(5)
 
     async def main() -> None:
         node = SimNode(world, lambda _: declared(First), settings=settings)

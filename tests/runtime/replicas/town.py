@@ -18,7 +18,8 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings, SharedSettings
 from stigmergy.sim.network import Network
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 
 FAILS = "a vehicle on which agents fail"
 
@@ -84,7 +85,7 @@ class Town:
         in_memory: bool = True,
     ) -> None:
         self.names = names.split()
-        self.world = World(seed)
+        self.world = Run(seed)
         self.network = Network(seed)
         self.trusted = trusted
         self.replicators: dict[str, Replicator] = {}

@@ -16,7 +16,8 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Commit, Group, Signature, open_commit
 from stigmergy.sim.logbook import Logbook
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from stigmergy.uplink.rules import Aggregate, Sieve, Summary, UplinkRule
 from stigmergy.uplink.sender import UplinkStatus
 
@@ -110,7 +111,7 @@ class Stage:
         broker: MemoryBroker | None = None,
         deadline_s: float = 40_000.0,
     ) -> None:
-        self.world = World(seed, deadline_s=deadline_s)
+        self.world = Run(seed, deadline_s=deadline_s)
         self.broker = broker or MemoryBroker()
         self.rule = rule
         self.device = SimNode(

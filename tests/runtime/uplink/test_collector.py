@@ -15,7 +15,8 @@ from stigmergy.bus.port import BusMessage
 from stigmergy.bus.presence import MemberLeft
 from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
-from stigmergy.sim.node import SimNode, World
+from stigmergy.sim.node import SimNode
+from stigmergy.sim.run import Run
 from stigmergy.uplink.collector import HOLE_MAX
 from stigmergy.uplink.messages import Batch, Inquiry, Told, UplinkMark, read_told, write_message
 from stigmergy.uplink.names import UplinkSource, sender_of, uplinks_pattern
@@ -88,7 +89,7 @@ def batch(
 
 
 def play(scene: Callable[[SimNode, Live, Device], Awaitable[None]], shards: int = 1) -> None:
-    world = World(1)
+    world = Run(1)
     broker = MemoryBroker()
     node = SimNode(world, lambda _: declare(shards), name="gateway", in_memory=True, broker=broker)
 
@@ -303,7 +304,7 @@ class Watcher(Agent):
 
 
 def test_what_the_framework_says_here_nobody_says_from_afar() -> None:
-    world = World(1)
+    world = Run(1)
     broker = MemoryBroker()
     node = SimNode(world, lambda _: _watching(), name="gateway", in_memory=True, broker=broker)
 
