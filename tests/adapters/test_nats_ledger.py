@@ -222,7 +222,7 @@ async def test_old_entries_are_fetched_again_and_must_be_the_same(url: str, monk
 async def test_only_enrolled_keys_write(url: str) -> None:
     one, two = opened(url), opened(url, OTHER)
     await one.append([b"one"])
-    with pytest.raises(LedgerUnavailable, match="not among those that may write"):
+    with pytest.raises(LedgerUnavailable, match="may not write"):
         await two.append([b"two"])
     await one.enrol([OTHER.public_key])
     await _end(two)
@@ -395,7 +395,7 @@ async def _appended(ledger: NatsLedger, entry: bytes) -> int:
 @in_a_loop
 async def test_without_a_key_it_is_read_only(url: str) -> None:
     reader = opened(url, None)
-    with pytest.raises(LedgerUnavailable, match="nobody has made it yet"):
+    with pytest.raises(LedgerUnavailable, match="does not exist yet"):
         await reader.read(0)
     one = opened(url)
     await one.append([b"one"])
@@ -430,7 +430,7 @@ async def test_foreign_streams_and_other_settings_are_refused(url: str) -> None:
     await link.api(f"STREAM.DELETE.{place.stream}")
     await link.api(f"STREAM.CREATE.{place.stream}", {"name": place.stream, **place.log_settings()})
     await link.publish(place.log_subject, b"something else")
-    with pytest.raises(LedgerForeign, match="does not begin as a ledger does"):
+    with pytest.raises(LedgerForeign, match="does not begin like a ledger"):
         opened(url)
     await link.close()
 

@@ -231,7 +231,7 @@ class TestConfig:
         ("options", "says"),
         [
             (("--hosts", "a,b"), "two hosts have no majority"),
-            (("--hosts", "a b"), "is no host"),
+            (("--hosts", "a b"), "is not a host"),
             ((), "give --hosts A,B,C for a new cluster, or --join"),
             (("--join", "d"), "there is no nowhere/cluster.json"),
             (("--hosts", "a,b,c", "--tls-cert", "x"), "--tls-cert and --tls-key belong together"),

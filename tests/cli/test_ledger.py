@@ -91,11 +91,11 @@ def test_what_cannot_be_shown_is_said(url: str, tmp_path: Path, capsys: pytest.C
         (("show", "--name", "x"), exits.USAGE, "which ledger?"),
         (("show", "--ledger", url), exits.USAGE, "of which fleet?"),
         (("show", "--name", "x", "--ledger", "sqlite:x.db"), exits.USAGE, "only one on NATS"),
-        (("show", "--name", "nobodys", "--ledger", url), exits.NOT_RUNNING, "nobody has made it yet"),
+        (("show", "--name", "nobodys", "--ledger", url), exits.NOT_RUNNING, "does not exist yet"),
         (
             ("enrol", "00" * 32, "--with", str(tmp_path / "some.key"), "--name", "nobodys", "--ledger", url),
             exits.NOT_RUNNING,
-            "nobody has made it yet",
+            "does not exist yet",
         ),
     ):
         empty = tmp_path / "empty.toml"

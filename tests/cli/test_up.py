@@ -424,7 +424,7 @@ class TestRefusals:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", port))
             taken.listen()
-            assert f"port {port} of server n1 cannot be had" in here_in.error("up", "--nodes", "1", code=2)
+            assert f"port {port} of server n1 is not available" in here_in.error("up", "--nodes", "1", code=2)
 
     def test_a_new_folder_does_not_keep_a_port_that_it_cannot_have(self, here_in: Here) -> None:
         import socket
@@ -434,7 +434,7 @@ class TestRefusals:
             taken.listen()
             port = taken.getsockname()[1]
             said = here_in.error("up", "--nodes", "1", "--port", str(port), code=2)
-        assert f"port {port} of server n1 cannot be had" in said
+        assert f"port {port} of server n1 is not available" in said
         assert "or give another --port" in said
         assert not (here_in.path / "stigmergy-cluster" / "up.json").exists()
 

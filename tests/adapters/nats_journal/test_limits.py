@@ -125,9 +125,9 @@ async def test_a_stream_that_is_no_log_is_foreign(server: NatsCluster, place: st
     stream = LogPlace(place, 0, 0)
     settings: dict[str, object] = {"name": stream.stream, "subjects": [f"{stream.subject}.*"]}
     await settings_of(server, f"STREAM.CREATE.{stream.stream}", settings)
-    with pytest.raises(JournalForeign, match="no log of stigmergy"):
+    with pytest.raises(JournalForeign, match="not a stigmergy log"):
         open_journal(f"{server.url}/{place}", IDENTITY)
-    with pytest.raises(JournalForeign, match="no log of stigmergy"):
+    with pytest.raises(JournalForeign, match="not a stigmergy log"):
         inspect_journals(f"{server.url}/{place}")
     later = {**settings, "metadata": {**describe(IDENTITY), "stigmergy.format": "2"}}
     await settings_of(server, f"STREAM.UPDATE.{stream.stream}", later)

@@ -179,7 +179,7 @@ async def test_a_message_on_another_subject_or_out_of_order_is_found(server: Nat
 def test_a_fold_refuses_what_does_not_follow() -> None:
     state, chain = LogState(), CommitChain()
     state.take(LogMessage(1, GROUP, encode_group(1, chain.group([0]))))
-    with pytest.raises(JournalCorrupt, match="comes behind 1"):
+    with pytest.raises(JournalCorrupt, match="follows 1"):
         state.take(LogMessage(3, GROUP, encode_group(1, chain.group([0]))))
     with pytest.raises(JournalCorrupt, match="position 3 follows 1"):
         state.take(LogMessage(2, GROUP, encode_group(1, make_group(make_commit(0, 3)))))
@@ -241,7 +241,7 @@ async def test_a_changed_or_missing_part_is_found(
     journal = open_journal(f"{server.url}/{place}", IDENTITY)
     await journal.put_snapshot(0, 1, [SnapshotPart(0, b"state"), SnapshotPart(1, b"more")])
     log = await journal._log()
-    subject = f"{SnapshotStore(log.link, place)._subject}.0.1.{journal.claim}"
+    subject = f"{SnapshotStore(log.link, place)._subject}.0.1.{journal.epoch}"
     chunk = msgspec.msgpack.encode([1, bytes(32), b"changed"])
     await log.link.publish(f"{subject}.0.0", chunk)
     await log.link.publish(f"{subject}.1.0", b"nonsense")
@@ -250,9 +250,9 @@ async def test_a_changed_or_missing_part_is_found(
         list(journal.read_snapshot(0, 1))
     reading = SnapshotStore(log.link, place)
     with pytest.raises(JournalCorrupt, match="part 1"):
-        await reading.read(0, 1, journal.claim, 1)
+        await reading.read(0, 1, journal.epoch, 1)
     with pytest.raises(JournalCorrupt, match="not there"):
-        await reading.read(0, 1, journal.claim, 2)
+        await reading.read(0, 1, journal.epoch, 2)
     await journal.close()
 
 

@@ -229,7 +229,7 @@ async def test_two_that_open_at_once_leave_one_owner(
     url = f"{server.url}/{place}"
     first = open_journal(url, IDENTITY)
     second = usurped(url, monkeypatch)
-    assert second.claim > first.claim
+    assert second.epoch > first.epoch
     group = CommitChain().group([0])
     await second.append(group)
     assert isinstance(await outcome_of(first.append(CommitChain().group([0]))), JournalConflict)

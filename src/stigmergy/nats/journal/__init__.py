@@ -1,4 +1,4 @@
-"""The journal on NATS JetStream: a stream for each log, fenced by claims, with snapshots in another stream."""
+"""The journal on NATS JetStream: a stream for each log, fenced by epochs, with snapshots in another stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = 'a journal on NATS needs the client library: pip install "stigmergy[na
 
 
 def open_journal(url: str, identity: JournalIdentity, *, owner: str = "") -> NatsJournal:
-    """Opens a log for writing: 'nats://hub-1:4222,hub-2:4222?replicas=3'. See `opening.open_journal`."""
+    """Opens a log for writing: 'nats://hub-1:4222,hub-2:4222?replicas=3'. See `opener.open_journal`."""
     try:
         from stigmergy.nats.journal import opener as opening
     except ModuleNotFoundError as error:
@@ -23,7 +23,7 @@ def open_journal(url: str, identity: JournalIdentity, *, owner: str = "") -> Nat
 
 
 def part_urls(url: str) -> list[str]:
-    """The URLs of a fleet's logs, if it has more than one. See `opening.part_urls`."""
+    """The URLs of a fleet's logs, if it has more than one. See `opener.part_urls`."""
     try:
         from stigmergy.nats.journal import opener as opening
     except ModuleNotFoundError as error:
@@ -32,7 +32,7 @@ def part_urls(url: str) -> list[str]:
 
 
 def inspect_journals(url: str) -> list[NatsJournal]:
-    """Opens the logs of one fleet for reading only. See `opening.inspect_journals`."""
+    """Opens the logs of one fleet for reading only. See `opener.inspect_journals`."""
     try:
         from stigmergy.nats.journal import opener as opening
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
 """The journal on JetStream: the port's methods over a claimed log. Open or claim a log to get one.
 
-Writes run on the caller's event loop, one at a time, each behind the message before it. What the port needs at once
-(heads, sizes, the list of snapshots) is kept here; reads go through a link in a thread and block their caller, as those
-of a disk do.
+Writes run on the caller's event loop, one at a time, each after the message before it. Heads, sizes and the list of
+snapshots, which the port needs at once, are kept here; reads go through a link in a thread and block their caller, like
+reads of a disk.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.nats.threaded import BlockingLink
 from stigmergy.shard.commit import Group, Head, advance, check_drop
 
-# A cache of commits: the newest that we wrote ourselves, and those that were read on the way to others.
+# A cache of commits: the newest that we wrote, and those that were read on the way to others.
 
 RECENT_BYTES_MAX = 2 * 1024 * 1024
-"""Of one log. A worker may own many."""
+"""For one log. A worker may own many."""
 AHEAD_BYTES_MAX = 64 * 1024 * 1024
-"""While a node starts, or a log is looked at."""
+"""While a node starts, or a log is inspected."""
 
 
 class Recent:
-    """The end of the written log, as far as it fits: a close follower needs no server."""
+    """The end of the written log, as far as it fits: a follower close behind needs no server."""
 
     def __init__(self, bytes_max: int = RECENT_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -62,7 +62,7 @@ class Recent:
         self._order: deque[tuple[int, int]] = deque()
 
     def take(self, group: Group) -> None:
-        """A group that is durable."""
+        """Adds a durable group."""
         last = group.commits[-1]
         for sealed in group.commits:
             key = (sealed.shard, sealed.position)
@@ -73,14 +73,13 @@ class Recent:
             self._bytes -= len(self._kept.pop(self._order.popleft()).sealed.body)
 
     def find(self, shard: int, position: int) -> StoredCommit | None:
-        """A commit, if it is here."""
         return self._kept.get((shard, position))
 
 
 class Ahead:
-    """Commits of other shards that came with those of one shard: each is read next, and would be fetched again.
+    """Commits of other shards that came with those of one shard: they are read next, and need not be fetched again.
 
-    Each is given out once. What does not fit is fetched again.
+    Each is returned once. Those that do not fit are fetched again.
     """
 
     def __init__(self, bytes_max: int = AHEAD_BYTES_MAX) -> None:
@@ -89,7 +88,7 @@ class Ahead:
         self._kept: dict[tuple[int, int], StoredCommit] = {}
 
     def put(self, stored: StoredCommit) -> None:
-        """A commit that nobody has asked for yet."""
+        """Adds a commit that nobody has asked for yet."""
         sealed = stored.sealed
         key = (sealed.shard, sealed.position)
         if key not in self._kept and self._bytes + len(sealed.body) <= self._bytes_max:
@@ -97,14 +96,13 @@ class Ahead:
             self._bytes += len(sealed.body)
 
     def take(self, shard: int, position: int) -> StoredCommit | None:
-        """A commit, if it is here."""
         stored = self._kept.pop((shard, position), None)
         if stored is not None:
             self._bytes -= len(stored.sealed.body)
         return stored
 
     def clear(self) -> None:
-        """Nobody reads whole logs any more."""
+        """Empties it, when no more whole logs are read."""
         self._kept.clear()
         self._bytes = self._bytes_max = 0
 
@@ -112,24 +110,24 @@ class Ahead:
 T = TypeVar("T")
 NOTE_EVERY_COUNT = 1_000
 NOTE_EVERY_BYTES = 8 * 1024 * 1024
-"""So much of a log is read to find its end, or a place in it, at most."""
+"""The most that is read of a log to find its end, or a place in it."""
 FREE_BYTES_UNKNOWN = 1 << 50
-"""What is said to be free where nobody has set a limit that we could see."""
+"""Reported as free where we see no limit."""
 LIVE_READ_S = 2.0
 """The longest that a read may block the event loop of a running node; then it raises LinkDown, and the reader tries
-later. Before the first write nothing runs that could be blocked."""
+again later. Before the first write nothing runs that it could block."""
 LINK_WITHIN_S = 3.0
 CLOSE_S = 5.0
 
 
 class LogOwnership(Struct):
-    """Whether we own a log, as far as we know. Looked at by the link that says so to others, on whichever thread."""
+    """Whether we own a log, as far as we know. The link that announces it may read this on another thread."""
 
     is_over: bool = False
 
 
 class OpenedLog(Struct):
-    """What opening or claiming has found out: the journal takes it over."""
+    """The result of opening or claiming a log; the journal takes it over."""
 
     place: LogPlace
     address: NatsAddress
@@ -138,11 +136,11 @@ class OpenedLog(Struct):
     catalogue: Catalogue
     bytes_used: int
     bytes_max: int
-    """Of the stream or the account; 0 if nobody has set a limit."""
-    claim: int
+    """The limit of the stream or the account; 0 if there is none."""
+    epoch: int
     """0 for one that only reads."""
     let_go: Callable[[], Awaitable[None]] | None = None
-    """Ends that we say to be the owner."""
+    """Ends the announcement that we are the owner."""
     ownership: LogOwnership = field(default_factory=LogOwnership)
 
 
@@ -154,18 +152,17 @@ class SharedReader:
         self.users = 1
 
     def run(self, work: Callable[[NatsLink], Awaitable[T]], within_s: float) -> T:
-        """As `BlockingLink.run`."""
         return self._reader.run(work, within_s)
 
     def close(self) -> None:
-        """One of its users needs it no more."""
+        """Releases one use."""
         self.users -= 1
         if self.users <= 0:
             self._reader.close()
 
 
 class NatsJournal:
-    """The Journal port on a stream. Reads raise LinkDown, too, if no server can be reached."""
+    """The Journal port on a stream. Reads also raise LinkDown if no server answers."""
 
     write_within_s = WRITE_WITHIN_S + LINK_WITHIN_S + 2 * TRY_S
     """How long a write may take before it counts as failed: longer than the election of a new leader."""
@@ -173,7 +170,7 @@ class NatsJournal:
     def __init__(
         self, opened: OpenedLog, *, link: NatsLink | None = None, reader: BlockingLink | SharedReader | None = None
     ) -> None:
-        """On a link that others share, or on one of its own. A `reader` that is given is closed with the journal."""
+        """On a shared link, or on its own. A given `reader` is closed with the journal."""
         self._opened = opened
         self._state = opened.state
         self._catalogue = opened.catalogue
@@ -188,16 +185,16 @@ class NatsJournal:
         self._failure: JournalUnknown | JournalConflict | None = None
         self._closed = False
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ state
 
     @property
     def identity(self) -> JournalIdentity:
         return self._opened.identity
 
     @property
-    def claim(self) -> int:
-        """The number of the claim that we write under."""
-        return self._opened.claim
+    def epoch(self) -> int:
+        """The epoch that we write with."""
+        return self._opened.epoch
 
     def heads(self) -> list[Head]:
         self._check_open()
@@ -253,12 +250,12 @@ class NatsJournal:
             raise Bug(f"shard {shard}: position {position} was dropped while it was to be read")
 
     def _next(self, shard: int, position: int, sequence: int, entries: Sequence[LogMessage]) -> int:
-        """Where to read on. What comes first must be what was asked for: else it is gone."""
+        """The sequence to read on from. The first message must be the one asked for: else it is gone."""
         if entries[0].sequence != sequence:
             self._check_kept(shard, position)
             raise JournalCorrupt(
-                f"{self._opened.place.stream} begins at message {entries[0].sequence}, and {sequence} was to be read; "
-                "somebody else has dropped it: restore from a copy"
+                f"{self._opened.place.stream} begins at message {entries[0].sequence}, expected {sequence}; "
+                "another program has deleted messages: restore from a copy"
             )
         return entries[-1].sequence + 1
 
@@ -267,7 +264,7 @@ class NatsJournal:
         stored = self._catalogue.get(shard, {}).get(position)
         for number in range(stored.parts if stored is not None else 0):
             assert stored is not None
-            yield self._blocking(partial(self._read_part, shard, position, stored.claim, number))
+            yield self._blocking(partial(self._read_part, shard, position, stored.epoch, number))
 
     async def _start_of(self, shard: int, after: int, link: NatsLink) -> int:
         log = LogStream(link, self._opened.place, self._read_within_s)
@@ -278,8 +275,8 @@ class NatsJournal:
         log = LogStream(link, self._opened.place, self._read_within_s)
         return await log.fetch_some(sequence, self._state.sequence)
 
-    async def _read_part(self, shard: int, position: int, claim: int, number: int, link: NatsLink) -> SnapshotPart:
-        return await SnapshotStore(link, self._opened.place.name).read(shard, position, claim, number)
+    async def _read_part(self, shard: int, position: int, epoch: int, number: int, link: NatsLink) -> SnapshotPart:
+        return await SnapshotStore(link, self._opened.place.name).read(shard, position, epoch, number)
 
     def _blocking(self, work: Callable[[NatsLink], Awaitable[T]]) -> T:
         self._check_open()
@@ -302,7 +299,7 @@ class NatsJournal:
         self._check_writable()
         if not parts:
             return
-        if not check_parts(parts, self._catalogue.get(shard, {}).get(position), self.claim):
+        if not check_parts(parts, self._catalogue.get(shard, {}).get(position), self.epoch):
             raise Bug(f"shard {shard}, snapshot {position}: parts must follow those that are stored")
         await self._begin(self._put_snapshot(shard, position, tuple(parts)))
 
@@ -323,7 +320,7 @@ class NatsJournal:
             if self._writing is not None:
                 await asyncio.wait([self._writing])
         finally:
-            # Also where nobody waits for a write without an answer: else we would say for ever that it is ours.
+            # Even if nobody waits for an unanswered write: else we would announce our ownership forever.
             await self._let_go()
 
     async def _let_go(self) -> None:
@@ -336,19 +333,19 @@ class NatsJournal:
         if self._owns_link and self._link is not None:
             await self._link.close()
         if self._reader is not None:
-            await asyncio.to_thread(self._reader.close)  # a server that hangs would hold up everybody else here
+            await asyncio.to_thread(self._reader.close)  # a server that hangs would block the event loop
 
     async def _append(self, group: Group, moved: dict[int, Head]) -> None:
         self._read_within_s = LIVE_READ_S
         self._ahead.clear()
         log = await self._log()
         if self._state.since_note_count >= NOTE_EVERY_COUNT or self._state.since_note_bytes >= NOTE_EVERY_BYTES:
-            # Without room for it the next reader has further to go, and that is all.
+            # Without room for a note, the next reader only has more to read.
             with contextlib.suppress(JournalFull):
                 await self._write_note(log, INDEXED)
         start = self._state.sequence + 1
-        payload = encode_group(self.claim, group)
-        for kind, piece in split_group(self.claim, payload, log.link.max_payload_bytes):
+        payload = encode_group(self.epoch, group)
+        for kind, piece in split_group(self.epoch, payload, log.link.max_payload_bytes):
             await self._write(log, kind, piece)
         lowest: dict[int, int] = {}
         for sealed in group.commits:
@@ -374,16 +371,16 @@ class NatsJournal:
             self._catalogue.setdefault(shard, {}),
         )
         if parts[0].part == 0 and position in kept:
-            await snapshot_store.drop(shard, position, self.claim)
+            await snapshot_store.drop(shard, position, self.epoch)
             del kept[position]
         for part in parts:
-            # Even of a part that did not get through, something may be stored.
-            kept[position] = StoredSnapshot(self.claim, part.part + 1)
-            await snapshot_store.put(shard, position, self.claim, part)
+            # Also part of a failed put may be stored.
+            kept[position] = StoredSnapshot(self.epoch, part.part + 1)
+            await snapshot_store.put(shard, position, self.epoch, part)
 
     async def _drop_snapshot(self, shard: int, position: int) -> None:
         snapshot_store = SnapshotStore((await self._log()).link, self._opened.place.name)
-        await snapshot_store.drop(shard, position, self.claim)
+        await snapshot_store.drop(shard, position, self.epoch)
         self._catalogue.get(shard, {}).pop(position, None)
 
     async def _drop(self, shard: int, upto: int) -> None:
@@ -398,24 +395,24 @@ class NatsJournal:
             is_noted = True
         await log.purge(self._state.lowest_sequence)
         if not is_noted:
-            # There may be room now. If not, the next opening finds out by itself where the log begins.
+            # There may be room now. If not, the next opening finds the log's beginning by itself.
             with contextlib.suppress(JournalFull):
                 await self._write_note(log, DROPPED)
         self._bytes_used = int((await log.info()).state["bytes"])
 
     async def _log(self) -> LogStream:
-        """The stream, on a link of the present event loop."""
+        """The stream, on a link of the current event loop."""
         if self._link is None:
             self._link = NatsLink(self._opened.address, name=f"{self._opened.place.stream} writes")
             self._link.start()
         if not self._link.is_up:
-            # It is asked next how much a message may hold. Without an answer a write waits for itself.
+            # Wait for the link: the caller needs its payload limit next. If it stays down, the write itself waits.
             with contextlib.suppress(StigmergyError):
                 await self._link.wait_up(LINK_WITHIN_S)
         return LogStream(self._link, self._opened.place)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
-        """A write that is begun is finished, also if its caller is cancelled."""
+        """A write that has begun is finished, even if its caller is cancelled."""
         if self._writing is not None:
             work.close()
             raise Bug("a write is under way; wait for it before the next one")
@@ -428,7 +425,7 @@ class NatsJournal:
         error = JournalUnknown("the write was cancelled") if task.cancelled() else task.exception()
         if isinstance(error, JournalUnknown | JournalConflict):
             self._failure = error
-            # Another owner may have it by now: do not claim that it is ours.
+            # Another owner may have the log by now: stop announcing that it is ours.
             self._opened.ownership.is_over = True
 
     # ------------------------------------------------------------------ checks
@@ -439,7 +436,7 @@ class NatsJournal:
 
     def _check_writable(self) -> None:
         self._check_open()
-        if not self.claim:
+        if not self.epoch:
             raise Bug("the journal is open for reading only")
         if self._writing is not None:
             raise Bug("a write is under way; wait for it before the next one")
@@ -448,7 +445,7 @@ class NatsJournal:
 
 
 async def find_group(log: LogStream, state: LogState, shard: int, position: int) -> int:
-    """The message that the group with this commit begins with."""
+    """The first message of the group with this commit."""
     sequence = await log.start_of(shard, position - 1, state.first_sequences[shard], state.sequence)
     assembler = Assembler()
     while sequence <= state.sequence:
@@ -464,7 +461,7 @@ async def _in_our_words(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except LinkDown as error:
-        raise JournalUnknown(f"{error}; a restart tells what of it was done") from None
+        raise JournalUnknown(f"{error}; a restart finds out what was written") from None
 
 
 def _refused(error: StigmergyError) -> asyncio.Future[None]:

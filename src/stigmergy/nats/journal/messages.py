@@ -1,8 +1,8 @@
 """The messages of a log on JetStream, byte by byte. Pure. docs/formats.md describes them.
 
-A log is a stream. A group is one message, or, if it is larger than the server takes, several pieces, of which nothing
-counts before the last. Notes between them say who has claimed the log, where shards begin after a drop, and at
-intervals where each shard stands, so that nobody has to read a whole log to find its end or a place in it.
+A log is a stream. A group is one message, or, if it is larger than the server accepts, several pieces that count only
+with the last. Notes between them record who has claimed the log, where shards begin after a drop, and at intervals the
+position of each shard, so that nobody has to read a whole log to find its end or a place in it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PIECE = "piece"
 END = "end"
 NOTE = "note"
 KINDS = (GROUP, PIECE, END, NOTE)
-"""The last token of a message's subject says what it is."""
+"""The kinds of messages: the last token of their subject."""
 CLAIMED = "claimed"
 DROPPED = "dropped"
 INDEXED = "indexed"
 PIECE_ROOM_BYTES = 512
-"""What headers and the frame of a piece may take of what a server lets through."""
+"""Room for headers and the frame of a piece, within the server's limit."""
 PAYLOAD_BYTES_MIN = 4 * PIECE_ROOM_BYTES
 
 
 class LogMessage(Struct, frozen=True):
-    """A message of a log as it was read."""
+    """A message of a log as read."""
 
     sequence: int
     kind: str
@@ -42,13 +42,13 @@ class LogMessage(Struct, frozen=True):
 
 
 class LogCommit(CommitRow, array_like=True, frozen=True):
-    """A commit, with what of it is needed without opening it."""
+    """A commit, with the fields needed without decoding it."""
 
 
 class LogGroup(Struct, array_like=True, frozen=True):
-    """A group, and the claim that it was written under."""
+    """A group, and the epoch it was written with."""
 
-    claim: int
+    epoch: int
     commits: list[LogCommit]
     signature: Signature
 
@@ -56,30 +56,30 @@ class LogGroup(Struct, array_like=True, frozen=True):
 class LogPiece(Struct, array_like=True, frozen=True):
     """A piece of a group that is larger than a message; pieces count from 0."""
 
-    claim: int
+    epoch: int
     number: int
     body: bytes
 
 
 class ShardNote(Struct, array_like=True, frozen=True):
-    """Where a shard stands: what is kept of it, and its head."""
+    """The position of a shard: its first kept commit, and its head."""
 
     shard: int
     first: int
     first_sequence: int
-    """Of the message that its first commit begins with."""
+    """The message where its first commit begins."""
     position: int
     epoch: int
     digest: bytes
 
 
 class LogNote(Struct, array_like=True, frozen=True):
-    """Says how things stand with everything before it. `kind` is why it was written."""
+    """The state of the log at this message. `kind` is why it was written."""
 
     format: int
     kind: str
-    claim: int
-    """Under which it was written; 0 in the claim itself, whose number is that of its message."""
+    epoch: int
+    """The epoch it was written with; 0 in a claim, which makes a new epoch: the sequence of its message."""
     owner: str
     nonce: bytes
     """Makes every claim unique, so that a claimant recognises its own."""
@@ -92,13 +92,12 @@ _pieces = msgspec.msgpack.Decoder(LogPiece)
 _notes = msgspec.msgpack.Decoder(LogNote)
 
 
-def encode_group(claim: int, group: Group) -> bytes:
-    """The payload of a group."""
-    return _encoder.encode((claim, [row_of(one) for one in group.commits], group.signature))
+def encode_group(epoch: int, group: Group) -> bytes:
+    return _encoder.encode((epoch, [row_of(one) for one in group.commits], group.signature))
 
 
-def split_group(claim: int, payload: bytes, payload_bytes_max: int) -> list[tuple[str, bytes]]:
-    """What a group is written as: itself, or its pieces; each with its kind."""
+def split_group(epoch: int, payload: bytes, payload_bytes_max: int) -> list[tuple[str, bytes]]:
+    """A group as messages, each with its kind: the group itself, or its pieces."""
     room_bytes = payload_bytes_max - PIECE_ROOM_BYTES
     if len(payload) <= room_bytes:
         return [(GROUP, payload)]
@@ -106,19 +105,18 @@ def split_group(claim: int, payload: bytes, payload_bytes_max: int) -> list[tupl
     return [
         (
             END if number == len(starts) - 1 else PIECE,
-            _encoder.encode((claim, number, payload[start : start + room_bytes])),
+            _encoder.encode((epoch, number, payload[start : start + room_bytes])),
         )
         for number, start in enumerate(starts)
     ]
 
 
 def encode_note(note: LogNote) -> bytes:
-    """The payload of a note."""
     return _encoder.encode(note)
 
 
 def decode_note(entry: LogMessage) -> LogNote:
-    """What a note says. Raises JournalForeign if a later version wrote it."""
+    """Decodes a note. Raises JournalForeign if a later version wrote it."""
     note = _decoded(_notes, entry)
     if note.format != FORMAT:
         raise JournalForeign(
@@ -129,17 +127,17 @@ def decode_note(entry: LogMessage) -> LogNote:
 
 
 class Assembler:
-    """Puts groups together again, from messages as they come in order."""
+    """Reassembles groups from messages in order."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        self._claim = 0
+        self._epoch = 0
         self._start = 0
 
     def take(self, entry: LogMessage) -> tuple[int, list[StoredCommit]] | None:
-        """The group that this message completes, with the number of the message that it began with; None if none.
+        """The group that this message completes, with the sequence of its first message; None if it completes none.
 
-        Pieces that something else follows belong to a group that was given up: they count for nothing.
+        Pieces followed by something else belong to a group that was given up: they do not count.
         """
         if entry.kind == GROUP:
             self._pieces.clear()
@@ -150,9 +148,9 @@ class Assembler:
         piece = _decoded(_pieces, entry)
         if piece.number == 0:
             self._pieces.clear()
-            self._claim, self._start = piece.claim, entry.sequence
-        if piece.number != len(self._pieces) or piece.claim != self._claim:
-            # Its beginning is not there: dropped, or before where the reader began.
+            self._epoch, self._start = piece.epoch, entry.sequence
+        if piece.number != len(self._pieces) or piece.epoch != self._epoch:
+            # Its beginning is missing: dropped, or before the reader's start.
             self._pieces.clear()
             return None
         self._pieces.append(piece.body)
@@ -164,7 +162,7 @@ class Assembler:
 
 
 def describe(identity: JournalIdentity) -> dict[str, str]:
-    """Whose log a stream is, as its metadata says it."""
+    """A stream's metadata: whose log it is."""
     found = {
         "stigmergy.format": str(FORMAT),
         "stigmergy.fleet": identity.fleet,
@@ -178,11 +176,11 @@ def describe(identity: JournalIdentity) -> dict[str, str]:
 
 
 def read_identity(metadata: Mapping[str, str], where: str) -> JournalIdentity:
-    """Whose log it is. Raises JournalForeign if it is not ours, or of a later version."""
+    """Whose log it is. Raises JournalForeign if it is not a log of ours, or of a later version."""
     form = metadata.get("stigmergy.format")
     if form != str(FORMAT):
         what = (
-            "is no log of stigmergy" if form is None else f"is a log of format {form}, and this version knows {FORMAT}"
+            "is not a stigmergy log" if form is None else f"is a log of format {form}, and this version knows {FORMAT}"
         )
         raise JournalForeign(f"{where} {what}; name another server or fleet, or use the version that made it")
     try:
@@ -199,7 +197,6 @@ def read_identity(metadata: Mapping[str, str], where: str) -> JournalIdentity:
 
 
 def head_of_note(note: ShardNote) -> Head:
-    """The head that a note tells of."""
     return Head(shard=note.shard, position=note.position, epoch=note.epoch, digest=note.digest)
 
 
@@ -216,52 +213,51 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], entry: LogMessage) -> T:
         return decoder.decode(entry.payload)
     except msgspec.DecodeError as error:
         raise JournalCorrupt(
-            f"message {entry.sequence} of the log is no {entry.kind} ({error}); somebody else has written to the "
+            f"message {entry.sequence} of the log is not a valid {entry.kind} ({error}); another program wrote to the "
             "stream, or it is damaged: restore from a copy"
         ) from None
 
 
-# The position of each shard of a log: a fold of its messages. Pure. Begin it from a note, or from the log's beginning.
+# The position of each shard of a log: a fold of its messages. Pure. Start from a note, or from the log's beginning.
 
 
 class LogState:
-    """Heads and beginnings of all shards of a log, up to one of its messages."""
+    """Heads and first positions of all shards of a log, up to one of its messages."""
 
     def __init__(self) -> None:
         self.sequence = 0
-        """Of the last message that was taken."""
+        """The last folded message."""
         self.heads: dict[int, Head] = {}
         self.firsts: dict[int, int] = {}
-        """The lowest position of each shard that has commits."""
+        """The first position of each shard that has commits."""
         self.first_sequences: dict[int, int] = {}
-        """The message that it begins with."""
-        self.claim = 0
-        """The number of the last claim."""
+        """The message where that commit begins."""
+        self.epoch = 0
+        """The epoch of the last claim."""
         self.owner = ""
-        """Who claimed last."""
         self.since_note_count = 0
         self.since_note_bytes = 0
         self._assembler = Assembler()
 
     @property
     def lowest_sequence(self) -> int:
-        """No message before this one is needed."""
+        """The first message that is still needed."""
         return min(self.first_sequences.values(), default=self.sequence + 1)
 
     @property
     def commits(self) -> int:
-        """How many are kept, in all."""
+        """The number of kept commits of all shards."""
         return sum(head.position - self.firsts[shard] + 1 for shard, head in self.heads.items())
 
     def begin_at(self, sequence: int) -> None:
-        """The log begins with this message: what was before was dropped."""
+        """The log begins with this message: earlier ones were dropped."""
         self.sequence = sequence - 1
 
     def take(self, entry: LogMessage) -> list[StoredCommit]:
-        """The next message; returns the commits that it completes."""
+        """Folds the next message; returns the commits that it completes."""
         if entry.sequence != self.sequence + 1:
             raise JournalCorrupt(
-                f"message {entry.sequence} of the log comes behind {self.sequence}; some were deleted: restore a copy"
+                f"message {entry.sequence} of the log follows {self.sequence}; some were deleted: restore a copy"
             )
         self.sequence = entry.sequence
         self.since_note_count += 1
@@ -277,20 +273,20 @@ class LogState:
         return commits
 
     def begin_from(self, entry: LogMessage) -> None:
-        """Begins with what a note says."""
+        """Starts from a note."""
         self.sequence = entry.sequence
         note = decode_note(entry)
-        self.claim = note.claim
+        self.epoch = note.epoch
         self._take_note(entry, note)
 
     def wrote(self, count: int, size_bytes: int) -> None:
-        """So many messages of ours were added."""
+        """We added this many messages."""
         self.sequence += count
         self.since_note_count += count
         self.since_note_bytes += size_bytes
 
     def advance(self, moved: Mapping[int, Head], lowest: Mapping[int, int], start: int) -> None:
-        """A group of ours was added: its heads, the lowest position of each of its shards, and where it begins."""
+        """We added a group: its heads, the first position of each of its shards, and its first message."""
         for shard, position in lowest.items():
             if shard not in self.firsts:
                 self.firsts[shard], self.first_sequences[shard] = position, start
@@ -301,17 +297,17 @@ class LogState:
         self.firsts[shard], self.first_sequences[shard] = first, first_sequence
 
     def note(self, kind: str, owner: str = "", nonce: bytes = b"") -> LogNote:
-        """A note of how things stand."""
+        """A note of the current state."""
         shards = [
             ShardNote(shard, self.firsts[shard], self.first_sequences[shard], head.position, head.epoch, head.digest)
             for shard, head in sorted(self.heads.items())
         ]
-        claim = 0 if kind == CLAIMED else self.claim
-        return LogNote(FORMAT, kind, claim, owner, nonce, shards)
+        epoch = 0 if kind == CLAIMED else self.epoch
+        return LogNote(FORMAT, kind, epoch, owner, nonce, shards)
 
     def _take_note(self, entry: LogMessage, note: LogNote) -> None:
         if note.kind == CLAIMED:
-            self.claim, self.owner = entry.sequence, note.owner
+            self.epoch, self.owner = entry.sequence, note.owner
         self.heads = {one.shard: head_of_note(one) for one in note.shards}
         self.firsts = {one.shard: one.first for one in note.shards}
         self.first_sequences = {one.shard: one.first_sequence for one in note.shards}
@@ -325,6 +321,6 @@ class LogState:
         elif sealed.position != head.position + 1:
             raise JournalCorrupt(
                 f"shard {sealed.shard}: position {sealed.position} follows {head.position} in the log; "
-                "somebody else has written to the stream: restore from a copy"
+                "another program wrote to the stream: restore from a copy"
             )
         self.heads[sealed.shard] = head_of(sealed)

@@ -1,8 +1,8 @@
 """Opens logs on JetStream: makes or finds their streams, asks for their owner, reads their positions, and claims them.
 
-The lock is a question: the owner of a log answers it while it runs and is connected. One that does not answer in time
-has lost it, and its later writes are refused, because our claim is behind what it knows. So two that open a log at the
-same moment may both believe for a moment that they own it; only the later claim counts.
+The lock is a request: the owner of a log answers it while it runs and is connected. An owner that does not answer in
+time has lost the log; its later writes are refused, because our claim is a message that it does not know. So two that
+open a log at the same moment may both believe for a moment that they own it; only the later claim counts.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from stigmergy.nats.threaded import BlockingLink
 
 OPTIONS = ("replicas", "max_bytes", "part")
 OPEN_WITHIN_S = 60.0
-"""Reading where a log stands takes milliseconds; a cluster that chooses leaders takes seconds; this is for both."""
+"""Reading a log's state takes milliseconds, a cluster's leader election takes seconds; this covers both."""
 ENSURE_S = 15.0
 OWNER_ANSWERS_S = 2.0
-"""An owner that does not answer for so long is taken for dead; if it lives, it is fenced."""
+"""An owner that has not answered after this time counts as dead; if it lives, it is fenced."""
 CLAIMS_MAX = 20
-"""So often others may write while we claim."""
+"""How often others may write while we claim."""
 REPLICAS_MIN = 3
 NAMES_MAX = 1_024
-"""Names of streams that a server lists at once."""
+"""Stream names that a server lists at once."""
 NONCE_BYTES = 16
 
 
 def open_journal(url: str, identity: JournalIdentity, *, owner: str = "") -> NatsJournal:
-    """Opens the log of a fleet's shards for writing, made if there is none: 'nats://hub-1:4222,hub-2:4222?replicas=3'.
+    """Opens the log of a fleet's shards for writing; makes it if there is none: 'nats://hub-1,hub-2?replicas=3'.
 
-    `owner` is how others are told who has it; without one, our process and machine. Raises JournalLocked while
-    somebody else owns it, JournalForeign if it is another's, ConfigError, LinkDown.
+    `owner` names us to others; by default our process and machine. Raises JournalLocked while another owner runs,
+    JournalForeign if it is another fleet's, ConfigError, LinkDown.
     """
     address = replicated(parse_address(url, OPTIONS))
     name = f"journal of {identity.fleet}"
@@ -73,8 +73,8 @@ def open_journal(url: str, identity: JournalIdentity, *, owner: str = "") -> Nat
 
 
 def inspect_journals(url: str) -> list[NatsJournal]:
-    """Opens the logs of the one fleet that is kept there, or of the one that the URL names, for reading only: one, or
-    one for each part of its shards."""
+    """Opens for reading only the logs of the fleet that the URL names, or of the only fleet there: one log, or one for
+    each part of its shards."""
     address = parse_address(url, OPTIONS)
     reader = SharedReader(BlockingLink(address, name="inspection"))
     try:
@@ -88,7 +88,7 @@ def inspect_journals(url: str) -> list[NatsJournal]:
 
 
 def part_urls(url: str) -> list[str]:
-    """The URLs of the logs of one fleet, each with the first of its shards; none if it is one, or one is chosen."""
+    """The URLs of a fleet's logs, each with its first shard; empty if there is one log, or the URL picks one."""
     address = parse_address(url, OPTIONS)
     reader = BlockingLink(address, name="inspection")
     try:
@@ -103,24 +103,24 @@ def part_urls(url: str) -> list[str]:
 
 
 def replicated(address: NatsAddress) -> NatsAddress:
-    """With three replicas where three servers or more are named and nothing else is said."""
+    """With three replicas if three or more servers are named and `replicas` is not given."""
     if address.option("replicas") or len(address.servers) < REPLICAS_MIN:
         return address
     return structs.replace(address, options=(*address.options, ("replicas", str(REPLICAS_MIN))))
 
 
 def place_of(address: NatsAddress, identity: JournalIdentity) -> LogPlace:
-    """Where the log of these shards is."""
+    """The log of these shards."""
     return LogPlace(address.path or identity.fleet, identity.owned[0], identity.owned[-1])
 
 
 async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, JournalIdentity]:
-    """Makes the streams of a log, or makes sure that they are what they must be; returns whose it is."""
+    """Makes the streams of a log, or checks existing ones; returns the log's identity."""
     address = link.address
     place = place_of(address, identity)
     if link.max_payload_bytes < PAYLOAD_BYTES_MIN:
         raise ConfigError(
-            f"{address.shown} takes messages of {link.max_payload_bytes} bytes at most; raise max_payload in its "
+            f"{address.shown} accepts messages of {link.max_payload_bytes} bytes at most; raise max_payload in its "
             f"configuration to {PAYLOAD_BYTES_MIN} or more, best to 1 MB"
         )
     log = LogStream(link, place)
@@ -133,7 +133,7 @@ async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, 
         try:
             found = await ensure_stream(link, place.stream, {**settings, "metadata": describe(identity)}, ENSURE_S)
         except ConfigError:
-            # Somebody else may have made it a moment before us, as another incarnation.
+            # Another opener may have made it a moment before us, with another incarnation.
             found = await log.find()
             if found is None:
                 raise
@@ -147,7 +147,7 @@ async def prepare(link: NatsLink, identity: JournalIdentity) -> tuple[LogPlace, 
 def _settings(address: NatsAddress, place: LogPlace) -> dict[str, Any]:
     text = address.option("max_bytes", "0")
     if not text.isdecimal():
-        raise ConfigError(f"max_bytes={text}: give how many bytes the log may take on each server, or leave it out")
+        raise ConfigError(f"max_bytes={text}: give the bytes that the log may use on each server, or leave it out")
     return {
         "subjects": [f"{place.subject}.*"],
         "storage": "file",
@@ -163,7 +163,7 @@ def _settings(address: NatsAddress, place: LogPlace) -> dict[str, Any]:
 
 
 async def _check_others(link: NatsLink, place: LogPlace, identity: JournalIdentity) -> None:
-    """Refuses to begin a log where the fleet has one already that is cut in another way."""
+    """Refuses to make a log if the fleet has one with other shards."""
     for other in await _places(link, place.name):
         if other.first <= place.last and place.first <= other.last:
             found = await LogStream(link, other).find()
@@ -173,7 +173,7 @@ async def _check_others(link: NatsLink, place: LogPlace, identity: JournalIdenti
 
 
 async def _check_lost(link: NatsLink, place: LogPlace, identity: JournalIdentity) -> None:
-    """Refuses to begin a log of which there are snapshots: there was one, and it held more than nothing."""
+    """Refuses to make a log if there are snapshots of it: it existed and was lost."""
     if await SnapshotStore(link, place.name).catalogue(identity.owned):
         raise JournalForeign(
             f"{link.address.shown} has no stream {place.stream}, but snapshots of {shown_shards(identity)}: the log "
@@ -182,7 +182,7 @@ async def _check_lost(link: NatsLink, place: LogPlace, identity: JournalIdentity
 
 
 def check_identity(found: JournalIdentity, wanted: JournalIdentity, where: str) -> None:
-    """Refuses the log of another fleet, or of other shards."""
+    """Refuses the log of another fleet or of other shards."""
     if found.fleet != wanted.fleet:
         raise JournalForeign(
             f"{where} belongs to fleet {found.fleet!r}, not to {wanted.fleet!r}; name another in the URL"
@@ -198,12 +198,12 @@ def check_identity(found: JournalIdentity, wanted: JournalIdentity, where: str) 
 
 def _remedy(found: JournalIdentity) -> str:
     if found.part is None:
-        return "it was made by stigmergy run: go on with that, or name another place in the URL"
-    return "each part of it is run on its own, as stigmergy worker does: go on with that"
+        return "it was made by stigmergy run: continue with that, or name another place in the URL"
+    return "each part of it is run separately, as stigmergy worker does: continue with that"
 
 
 async def read_state(log: LogStream) -> tuple[LogState, StreamFound]:
-    """Where a log stands: from its newest note to its end."""
+    """The state of a log: read from its newest note to its end."""
     info, note = await asyncio.gather(log.info(), log.last_note())
     state = LogState()
     if note is not None:
@@ -216,14 +216,14 @@ async def read_state(log: LogStream) -> tuple[LogState, StreamFound]:
 
 
 async def read_further(log: LogStream, state: LogState) -> None:
-    """Where a log stands by now, from where it stood when it was looked at before."""
+    """Brings a state up to the log's end."""
     info = await log.info()
     await read_on(log, state, info.last_sequence)
     await _correct(log, state, info.first_sequence)
 
 
 async def read_on(log: LogStream, state: LogState, upto: int) -> None:
-    """Takes what comes behind, up to this message at least."""
+    """Folds the next messages, at least up to this one."""
     while state.sequence < upto:
         for entry in await log.fetch_some(state.sequence + 1, upto):
             state.take(entry)
@@ -231,14 +231,14 @@ async def read_on(log: LogStream, state: LogState, upto: int) -> None:
 
 
 async def _correct(log: LogStream, state: LogState, first_sequence: int) -> None:
-    """A drop was cut short between forgetting and noting it: finds out where the shards begin."""
+    """A drop stopped between deleting and noting it: finds where the shards begin."""
     missing = {shard: None for shard, sequence in state.first_sequences.items() if sequence < first_sequence}
     found = LogState()
     found.begin_at(first_sequence)
     while missing and found.sequence < state.sequence:
         for entry in await log.fetch_some(found.sequence + 1, state.sequence):
             if entry.kind == NOTE:
-                # It tells of what was before; here only what is there counts.
+                # The note is about dropped messages too; only existing ones count here.
                 found.begin_at(entry.sequence + 1)
                 continue
             for stored in found.take(entry):
@@ -252,15 +252,15 @@ async def _correct(log: LogStream, state: LogState, first_sequence: int) -> None
 async def claim_log(
     link: NatsLink, place: LogPlace, identity: JournalIdentity, state: LogState, owner: str
 ) -> OpenedLog:
-    """Writes a claim behind what the state knows. Raises JournalConflict if that is not the end."""
+    """Writes a claim after the state's last message. Raises JournalConflict if that is not the end."""
     log = LogStream(link, place)
     note = encode_note(state.note(CLAIMED, owner, os.urandom(NONCE_BYTES)))
     await log.write(NOTE, note, state.sequence)
     state.wrote(1, len(note))
     state.since_note_count = state.since_note_bytes = 0
-    state.claim, state.owner = state.sequence, owner
+    state.epoch, state.owner = state.sequence, owner
     ownership = LogOwnership()
-    # Side by side: until all of it is known the shard has no owner.
+    # Concurrently: until all of it is known the shard has no owner.
     info, catalogue = await asyncio.gather(log.info(), SnapshotStore(link, place.name).catalogue(identity.owned))
     bytes_max, let_go = await asyncio.gather(_limit(log, info), be_owner(link, place, owner, ownership))
     return OpenedLog(
@@ -271,7 +271,7 @@ async def claim_log(
         catalogue=catalogue,
         bytes_used=int(info.state["bytes"]),
         bytes_max=bytes_max,
-        claim=state.sequence,
+        epoch=state.sequence,
         let_go=let_go,
         ownership=ownership,
     )
@@ -280,7 +280,7 @@ async def claim_log(
 async def be_owner(
     link: NatsLink, place: LogPlace, owner: str, ownership: LogOwnership
 ) -> Callable[[], Awaitable[None]]:
-    """Answers from now on that we own the log, as long as we do; returns what ends that."""
+    """Answers that we own the log, while we do; returns a function that stops it."""
 
     async def answer(message: Msg) -> None:
         if message.reply and not ownership.is_over:
@@ -299,7 +299,7 @@ async def _limit(log: LogStream, info: StreamFound) -> int:
 
 
 async def _check_free(link: NatsLink, place: LogPlace) -> None:
-    """Raises JournalLocked if somebody owns the log and answers."""
+    """Raises JournalLocked if an owner of the log answers."""
     try:
         said = await link.request(place.owner_subject, b"", within_s=OWNER_ANSWERS_S)
     except (NoResponders, Unanswered):
@@ -321,7 +321,7 @@ async def _open(link: NatsLink, identity: JournalIdentity, owner: str) -> Opened
         except JournalConflict:
             await _check_free(link, place)
             await read_on(log, state, (await log.info()).last_sequence)
-    raise JournalLocked(f"{place.stream}: somebody else writes to it all the time; stop that one first")
+    raise JournalLocked(f"{place.stream}: another owner keeps writing to it; stop that one first")
 
 
 def _ourselves() -> str:
@@ -333,14 +333,14 @@ async def _elsewhere(reader: BlockingLink, let_go: Callable[[], Awaitable[None]]
         await let_go()
         await link.flush()
 
-    await asyncio.to_thread(reader.run, run, OWNER_ANSWERS_S)  # everybody else here goes on meanwhile
+    await asyncio.to_thread(reader.run, run, OWNER_ANSWERS_S)  # do not block the event loop
 
 
 # ---------------------------------------------------------------------- inspection
 
 
 async def _places(link: NatsLink, name: str = "") -> list[LogPlace]:
-    """The logs that are kept there: all, or those of one name."""
+    """The logs at the server: all, or those of one name."""
     found: list[LogPlace] = []
     log = LogStream(link, LogPlace(name, 0, 0))
     subject = f"{naming.ROOT}.{naming.token(name) if name else '*'}.log.>"
@@ -376,13 +376,13 @@ def _chosen(address: NatsAddress, places: list[LogPlace]) -> list[LogPlace]:
 
 
 def _parts(address: NatsAddress, places: list[LogPlace]) -> list[LogPlace]:
-    """The logs of one fleet that the URL chooses: all, or the one with a shard."""
+    """The logs of a fleet that the URL picks: all, or the one with a shard."""
     part = address.option("part")
     if not part:
         return places
     chosen = [place for place in places if part.isdecimal() and place.first <= int(part) <= place.last]
     if not chosen:
-        raise ConfigError(f"part={part}: there is no log with such a shard; they count from 0")
+        raise ConfigError(f"part={part}: no log has such a shard; they count from 0")
     return chosen
 
 
@@ -398,5 +398,5 @@ async def _look(link: NatsLink, place: LogPlace) -> OpenedLog:
         catalogue=await SnapshotStore(link, place.name).catalogue(known.owned),
         bytes_used=int(info.state["bytes"]),
         bytes_max=await _limit(log, info),
-        claim=0,
+        epoch=0,
     )

@@ -1,7 +1,7 @@
 """The log of one shard on JetStream, shared by several processes: followed on the caller's event loop, and claimed.
 
 Several logs share one link, which its opener closes. Any replica answers reads and may be a little behind; the claim is
-a write, and that decides.
+a write, so it decides.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class NatsShardLog:
         self._log = LogStream(link, place)
         self._snapshot_store = SnapshotStore(link, place.name)
         self._position = -1
-        """The last commit that was returned; the next message to look at; and what was fetched beyond."""
+        """The last returned commit; the next message to read; and messages fetched ahead."""
         self._sequence = 0
         self._told = 0
-        """Up to which message the log has grown, as its owner has said."""
+        """The last message of the log, as its owner announced."""
         self._waiting: list[StoredCommit] = []
         self._assembler = Assembler()
         self._known: LogState | None = None
-        """Where the log stood when it was looked at last: a claim then reads only what has come since."""
+        """The log's state at the last look: a claim then reads only later messages."""
         self._grown: list[Grown] = []
         self._ear: Callable[[], Awaitable[None]] | None = None
 
@@ -61,7 +61,7 @@ class NatsShardLog:
         if stored is None:
             return []
         return [
-            await self._snapshot_store.read(self._shard, position, stored.claim, number)
+            await self._snapshot_store.read(self._shard, position, stored.epoch, number)
             for number in range(stored.parts)
         ]
 
@@ -72,7 +72,7 @@ class NatsShardLog:
         while not self._waiting:
             entries = await self._log.fetch(self._sequence)
             if not entries and self._told >= self._sequence:
-                # Its owner says that there is more: a replica that has not heard of it yet has answered.
+                # The owner has announced more: the answer came from a replica that is behind.
                 entries = await self._fetch_again()
             if not entries:
                 if self._known is None:
@@ -95,8 +95,8 @@ class NatsShardLog:
                 "claim again"
             )
         opened = await claim_log(self._link, self._place, self._identity, state, owner)
-        self._known = None  # It is the journal's now.
-        return NatsJournal(opened, link=self._link), opened.claim
+        self._known = None  # the journal owns it now
+        return NatsJournal(opened, link=self._link), opened.epoch
 
     async def close(self) -> None:
         self._grown.clear()
@@ -105,7 +105,7 @@ class NatsShardLog:
             await ear()
 
     async def _listen(self) -> None:
-        """Hears from now on that the log has grown."""
+        """Subscribes to the owner's announcements of new commits."""
 
         async def heard(message: Msg) -> None:
             if message.data.isdigit() and len(message.data) <= TOLD_DIGITS_MAX:
@@ -134,12 +134,12 @@ class NatsShardLog:
         return (await self._snapshot_store.catalogue(range(self._shard, self._shard + 1))).get(self._shard, {})
 
     async def _seek(self, after: int) -> None:
-        """Finds where commits behind this position begin."""
+        """Finds the message where commits after this position begin."""
         info = await self._log.info()
         first, last = max(1, info.first_sequence), info.last_sequence
         self._sequence = await self._log.start_of(self._shard, after, first, last)
         self._position, self._waiting, self._assembler = after, [], Assembler()
-        self._known = None  # A new owner may have been far behind.
+        self._known = None  # a reader that seeks may have been far behind
 
     def _take(self, entries: Sequence[LogMessage], after: int) -> None:
         for entry in entries:
@@ -149,7 +149,7 @@ class NatsShardLog:
                     self._waiting.append(stored)
 
     def _open(self, entry: LogMessage) -> Sequence[StoredCommit]:
-        """The commits that a message completes. Decoded once: where it is known how the log stands, that goes on."""
+        """The commits that a message completes. Folds it into the known state, if any, to decode it only once."""
         if self._known is not None and entry.sequence == self._known.sequence + 1:
             self._assembler = Assembler()
             return self._known.take(entry)
@@ -157,8 +157,8 @@ class NatsShardLog:
 
 
 async def open_shard_log(link: NatsLink, identity: JournalIdentity) -> NatsShardLog:
-    """Opens the log of one shard, made if there is none, to follow and to claim it. The link's address says where, and
-    with how many replicas. Raises JournalForeign, ConfigError, LinkDown."""
+    """Opens the log of one shard to follow and to claim it; makes it if there is none. The link's address gives the
+    replicas. Raises JournalForeign, ConfigError, LinkDown."""
     if len(identity.owned) != 1:
         raise ConfigError("a log that can move has one shard: give part=(k, k)")
     place, known = await prepare(link, identity)

@@ -1,8 +1,8 @@
 """The snapshots of a fleet's shards, in their own stream: parts cut into chunks, each with the digest of its part.
 
-A subject names shard, position, the claim under which the snapshot was taken, part and chunk. Owners of different
-claims never write to the same subject: a replaced owner that does not know it cannot spoil the snapshots of its
-successor. The highest claim counts. A chunk that is stored twice is there once, so any write may be repeated.
+A subject names shard, position, the owner's epoch when the snapshot was taken, part and chunk. Owners of different
+epochs never write to the same subject: a replaced owner that does not know it cannot overwrite the snapshots of its
+successor. The highest epoch counts. A chunk that is stored twice is there once, so any write may be repeated.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ READ_WITHIN_S = 15.0
 TRY_S = 3.0
 PAUSE_S = 0.05
 CHUNK_ROOM_BYTES = 1024
-"""What headers and the frame of a chunk may take of what a server lets through."""
+"""Room for headers and the frame of a chunk, within the server's limit."""
 CHUNKS_MAX = 1_024
-"""Of one part."""
+"""In one part."""
 LISTED_MAX = 100_000
 """Subjects that a server lists at once."""
 
@@ -38,21 +38,21 @@ class SnapshotChunk(Struct, array_like=True, frozen=True):
     """A piece of a part of a snapshot."""
 
     chunks: int
-    """How many the part has."""
+    """The number of chunks of the part."""
     digest: bytes
     """BLAKE3 of the whole part."""
     body: bytes
 
 
 class StoredSnapshot(Struct, frozen=True):
-    """A snapshot that is stored: the claim it was taken under, and how many parts it has."""
+    """A stored snapshot: the epoch it was taken in, and how many parts it has."""
 
-    claim: int
+    epoch: int
     parts: int
 
 
 Catalogue = dict[int, dict[int, StoredSnapshot]]
-"""Per shard and position."""
+"""By shard and position."""
 
 _encoder = msgspec.msgpack.Encoder()
 _chunks = msgspec.msgpack.Decoder(SnapshotChunk)
@@ -69,7 +69,7 @@ class SnapshotStore:
         self._direct = f"{api}DIRECT.GET.{self._stream}"
 
     async def ensure(self, replicas: int, within_s: float) -> None:
-        """Makes the stream if there is none. Raises ConfigError if it is another than it must be."""
+        """Makes the stream if there is none. Raises ConfigError if its settings differ."""
         settings: Mapping[str, Any] = {
             "subjects": [f"{self._subject}.>"],
             "storage": "file",
@@ -82,40 +82,40 @@ class SnapshotStore:
         await ensure_stream(self._link, self._stream, settings, within_s)
 
     async def catalogue(self, shards: range) -> Catalogue:
-        """What is stored of these shards."""
+        """The stored snapshots of these shards."""
         found: Catalogue = {}
         for subject in await self._subjects(f"{shards[0]}.>" if len(shards) == 1 else ">"):
-            shard, position, claim, part = (int(token) for token in subject.split(".")[:4])
+            shard, position, epoch, part = (int(token) for token in subject.split(".")[:4])
             if shard not in shards:
                 continue
             kept = found.setdefault(shard, {})
             best = kept.get(position)
-            if best is None or claim > best.claim:
-                kept[position] = StoredSnapshot(claim, part + 1)
-            elif claim == best.claim:
-                kept[position] = StoredSnapshot(claim, max(best.parts, part + 1))
+            if best is None or epoch > best.epoch:
+                kept[position] = StoredSnapshot(epoch, part + 1)
+            elif epoch == best.epoch:
+                kept[position] = StoredSnapshot(epoch, max(best.parts, part + 1))
         return found
 
-    async def put(self, shard: int, position: int, claim: int, part: SnapshotPart) -> None:
-        """Stores a part. Raises JournalFull, or JournalUnknown where nobody answers."""
+    async def put(self, shard: int, position: int, epoch: int, part: SnapshotPart) -> None:
+        """Stores a part. Raises JournalFull, or JournalUnknown if nobody answers."""
         room_bytes = self._link.max_payload_bytes - CHUNK_ROOM_BYTES
         pieces = [part.body[at : at + room_bytes] for at in range(0, len(part.body), room_bytes)] or [b""]
         if len(pieces) > CHUNKS_MAX:
             raise JournalError(
-                f"a part of a snapshot has {len(part.body)} bytes, too much for a server that takes "
+                f"a part of a snapshot has {len(part.body)} bytes, too much for a server that accepts "
                 f"{self._link.max_payload_bytes} at a time; raise its max_payload"
             )
         digest = blake3(part.body).digest()
         for number, piece in enumerate(pieces):
-            subject = f"{self._subject}.{shard}.{position}.{claim}.{part.part}.{number}"
+            subject = f"{self._subject}.{shard}.{position}.{epoch}.{part.part}.{number}"
             await self._publish(subject, _encoder.encode((len(pieces), digest, piece)))
 
-    async def read(self, shard: int, position: int, claim: int, part: int) -> SnapshotPart:
-        """A part that is stored. Raises JournalCorrupt if it is not as it was put, LinkDown if nobody answers."""
+    async def read(self, shard: int, position: int, epoch: int, part: int) -> SnapshotPart:
+        """Reads a part. Raises JournalCorrupt if its bytes changed, LinkDown if nobody answers."""
         asked = {
             "seq": 1,
             "batch": CHUNKS_MAX,
-            "next_by_subj": f"{self._subject}.{shard}.{position}.{claim}.{part}.*",
+            "next_by_subj": f"{self._subject}.{shard}.{position}.{epoch}.{part}.*",
         }
         until_s = asyncio.get_running_loop().time() + READ_WITHIN_S
         why = "it is not there"
@@ -144,15 +144,15 @@ class SnapshotStore:
                 raise JournalCorrupt(f"shard {shard}: part {part} of the snapshot at {position}: {why}")
             await asyncio.sleep(PAUSE_S)
 
-    async def drop(self, shard: int, position: int, claim_max: int) -> None:
-        """Forgets a snapshot, as far as it was taken under this claim or an earlier one."""
-        claims = {int(subject.split(".")[2]): None for subject in await self._subjects(f"{shard}.{position}.>")}
-        for claim in claims:
-            if claim <= claim_max:
-                await self._call("STREAM.PURGE", {"filter": f"{self._subject}.{shard}.{position}.{claim}.>"})
+    async def drop(self, shard: int, position: int, epoch_max: int) -> None:
+        """Deletes a snapshot taken in this epoch or an earlier one."""
+        epochs = {int(subject.split(".")[2]): None for subject in await self._subjects(f"{shard}.{position}.>")}
+        for epoch in epochs:
+            if epoch <= epoch_max:
+                await self._call("STREAM.PURGE", {"filter": f"{self._subject}.{shard}.{position}.{epoch}.>"})
 
     async def _subjects(self, pattern: str) -> list[str]:
-        """The subjects that fit, without what all of them begin with."""
+        """The matching subjects, without their common prefix."""
         found: list[str] = []
         while True:
             asked = {"subjects_filter": f"{self._subject}.{pattern}", "offset": len(found)}
@@ -197,7 +197,7 @@ class SnapshotStore:
             await asyncio.sleep(PAUSE_S)
 
 
-def check_parts(parts: Sequence[SnapshotPart], stored: StoredSnapshot | None, claim: int) -> bool:
-    """Whether these parts follow what is stored of their snapshot, or replace it."""
-    kept = stored.parts if stored is not None and stored.claim == claim and parts[0].part != 0 else 0
+def check_parts(parts: Sequence[SnapshotPart], stored: StoredSnapshot | None, epoch: int) -> bool:
+    """Whether these parts continue their stored snapshot, or replace it."""
+    kept = stored.parts if stored is not None and stored.epoch == epoch and parts[0].part != 0 else 0
     return [part.part for part in parts] == list(range(kept, kept + len(parts)))

@@ -1,9 +1,8 @@
-"""The stream of a log: made or found, read in portions, written to one message at a time, each fenced.
+"""The stream of a log: made or found, read in batches, written one message at a time, each fenced.
 
 Every write names the message that it expects to be the last. So of all writes for one place at most one is kept, and a
 write with an unknown outcome may simply be sent again: once the place is taken, its content gives the answer. Only a
-message that is found counts as evidence: finding nothing may be an old leader's view, or a message that is still on its
-way.
+found message is evidence: finding nothing may be an old leader's view, or the message may still arrive.
 """
 
 from __future__ import annotations
@@ -44,53 +43,52 @@ from stigmergy.nats.streams import StreamFound, find_stream
 
 T = TypeVar("T")
 WRITE_WITHIN_S = 15.0
-"""A killed leader of a stream is replaced in 4 to 8 s; what is not known after this long is left to the next start."""
+"""A killed leader of a stream is replaced in 4 to 8 s; a write still unknown after this is left to the next start."""
 READ_WITHIN_S = 15.0
 TRY_S = 2.0
 PAUSE_S = 0.05
 READ_COUNT_MAX = 256
 READ_BYTES_MAX = 1024 * 1024
-"""What one read fetches: some milliseconds of work for the event loop."""
+"""The size of one read: some milliseconds of work for the event loop."""
 BEHIND_PAUSE_S = 0.005
 SCAN_COUNT = 256
-"""Where a place in the log is known to so many messages, the rest is read."""
+"""A search in the log stops when this many messages are left; they are read."""
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 
 
 class LogPlace(Struct, frozen=True):
-    """The log: its owner and its shards."""
+    """A log: its fleet and its shards."""
 
     name: str
-    """The fleet's, or the one that the URL gives."""
+    """The fleet's name, or the one in the URL."""
     first: int
     last: int
 
     @property
     def stream(self) -> str:
-        """Its stream."""
         return naming.log_stream(self.name, self.first, self.last)
 
     @property
     def subject(self) -> str:
-        """What its messages' subjects begin with."""
+        """Prefix of its messages' subjects."""
         return naming.log_subject(self.name, self.first, self.last)
 
     @property
     def owner_subject(self) -> str:
-        """Where its owner says that it is there."""
+        """Where its owner answers that it is there."""
         return naming.log_owner_subject(self.name, self.first, self.last)
 
     @property
     def grown_subject(self) -> str:
-        """Where its owner says that it has grown."""
+        """Where its owner announces new commits."""
         return naming.log_grown_subject(self.name, self.first, self.last)
 
 
 class LogStream:
-    """A log as one link sees it. What it raises is of ours: LinkDown where a read is not possible now."""
+    """A log over one link. Raises our errors: LinkDown if a read is not possible now."""
 
     def __init__(self, link: NatsLink, place: LogPlace, patience_s: float = READ_WITHIN_S) -> None:
-        """Reads are repeated for so long before they raise LinkDown."""
+        """Reads are retried for `patience_s` before they raise LinkDown."""
         self.link = link
         self.place = place
         self._patience_s = patience_s
@@ -100,9 +98,9 @@ class LogStream:
     # ------------------------------------------------------------------ writing
 
     async def write(self, kind: str, payload: bytes, after: int) -> None:
-        """Puts a message behind the one with this number, and returns when it is kept there.
+        """Appends a message after this sequence; returns when it is stored there.
 
-        Raises JournalConflict (somebody else's is there: ours never will be), JournalFull (nothing was kept),
+        Raises JournalConflict (another owner's message is there: ours never will be), JournalFull (nothing was stored),
         JournalUnknown (not known in time).
         """
         loop = asyncio.get_running_loop()
@@ -123,22 +121,20 @@ class LogStream:
                 raise ConfigError(f"{self.place.stream}: {error}") from None
             except LinkDown as error:
                 why = str(error)
-                # Of what was surely not sent, nothing can arrive. All else may, also later.
+                # A message that was surely not sent cannot arrive. Any other may, also later.
                 may_have_arrived = may_have_arrived or not _was_not_sent(error)
             else:
                 if ack.stream != self.place.stream or ack.sequence != after + 1:
-                    raise JournalUnknown(
-                        f"written as message {ack.sequence} of {ack.stream}, which is not where it belongs"
-                    )
+                    raise JournalUnknown(f"written as message {ack.sequence} of {ack.stream}, which is the wrong place")
                 return
             await self._pause(until_s)
         raise JournalUnknown(
-            f"{self.place.stream}: not known after {WRITE_WITHIN_S:g} s whether message {after + 1} is kept ({why}); "
-            "a restart resolves it by reading: check that a majority of the servers runs, and has room"
+            f"{self.place.stream}: unknown after {WRITE_WITHIN_S:g} s whether message {after + 1} is stored ({why}); "
+            "a restart finds out by reading: check that a majority of the servers runs and has room"
         )
 
     async def _is_there(self, sequence: int, kind: str, payload: bytes) -> bool:
-        """Whether this message lies there. Raises JournalConflict if another does."""
+        """Whether this message is there. Raises JournalConflict if another one is."""
         try:
             found = await self.get(sequence, within_s=TRY_S)
         except LinkDown:
@@ -160,13 +156,13 @@ class LogStream:
         return f"another owner's {found.kind}"
 
     async def purge(self, before: int) -> None:
-        """Forgets all messages before this one."""
+        """Deletes all messages before this one."""
         await self.patiently(lambda: self.link.api(f"STREAM.PURGE.{self.place.stream}", {"seq": before}))
 
     # ------------------------------------------------------------------ reading
 
     async def find(self) -> StreamFound | None:
-        """The stream as its leader sees it; None if there is none."""
+        """The stream as its leader sees it; None if it does not exist."""
         return await self.patiently(lambda: find_stream(self.link, self.place.stream))
 
     async def info(self) -> StreamFound:
@@ -177,11 +173,11 @@ class LogStream:
         return found
 
     async def get(self, sequence: int, within_s: float | None = None) -> LogMessage | None:
-        """One message, as the stream's leader has it; None if it does not."""
+        """One message from the stream's leader; None if it does not exist."""
         return await self._ask_leader({"seq": sequence}, within_s)
 
     async def last_note(self) -> LogMessage | None:
-        """The newest note, as the stream's leader has it."""
+        """The newest note, from the stream's leader."""
         return await self._ask_leader({"last_by_subj": f"{self.place.subject}.{NOTE}"})
 
     async def next_note(self, sequence: int) -> LogMessage | None:
@@ -189,14 +185,14 @@ class LogStream:
         return await self._ask_leader({"seq": sequence, "next_by_subj": f"{self.place.subject}.{NOTE}"})
 
     async def fetch(self, sequence: int, count_max: int = READ_COUNT_MAX) -> list[LogMessage]:
-        """Messages from this one on, in order, as any replica has them: there may be more. The first may have a higher
-        number, if what was before it was dropped."""
+        """Messages from this one on, in order, from any replica: there may be more. The first may have a higher
+        sequence, if earlier ones were dropped."""
         asked = msgspec.json.encode({"seq": sequence, "batch": count_max, "max_bytes": READ_BYTES_MAX})
         found = await self.patiently(lambda: self.link.collect(self._direct, asked, count_max, within_s=TRY_S))
         return [self._entry(message) for message in found]
 
     async def fetch_some(self, sequence: int, upto: int, count_max: int = READ_COUNT_MAX) -> list[LogMessage]:
-        """The same where it is known that there are messages up to this one: waits for a replica that is behind."""
+        """The same, if messages up to `upto` are known to exist: waits for a replica that is behind."""
         until_s = asyncio.get_running_loop().time() + self._patience_s
         while not (found := await self.fetch(sequence, count_max)):
             if asyncio.get_running_loop().time() > until_s:
@@ -205,7 +201,7 @@ class LogStream:
         return found
 
     async def start_of(self, shard: int, after: int, first: int, last: int) -> int:
-        """A message from which on all commits of a shard behind this position come; between these two messages."""
+        """A message, between these two, at or before the shard's first commit after this position."""
         low, high = first, last
         while high - low > SCAN_COUNT:
             middle = (low + high) // 2
@@ -219,8 +215,6 @@ class LogStream:
             else:
                 high = middle
         return low
-
-    # ------------------------------------------------------------------ within
 
     async def _ask_leader(self, asked: dict[str, Any], within_s: float | None = None) -> LogMessage | None:
         try:
@@ -241,12 +235,12 @@ class LogStream:
         kind = subject.rpartition(".")[2]
         if kind not in KINDS:
             raise JournalCorrupt(
-                f"{self.place.stream} holds a message on {subject}, which is not of ours; somebody else writes to it"
+                f"{self.place.stream} holds a message on {subject}, which is not ours; another program writes to it"
             )
         return kind
 
     async def patiently(self, work: Callable[[], Awaitable[T]], within_s: float | None = None) -> T:
-        """Repeats what only reads, or may be repeated, until somebody answers. Raises LinkDown, or what it means."""
+        """Retries work that may be repeated until the server answers. Raises LinkDown, or the meaning of a refusal."""
         until_s = asyncio.get_running_loop().time() + (self._patience_s if within_s is None else within_s)
         while True:
             try:
@@ -262,7 +256,7 @@ class LogStream:
             await self._pause(until_s)
 
     async def _pause(self, until_s: float) -> None:
-        """A moment, or until the link is up again."""
+        """Waits a moment, or until the link is up again."""
         if not self.link.is_up:
             left_s = until_s - asyncio.get_running_loop().time()
             try:
@@ -277,7 +271,7 @@ class LogStream:
         if refused.code == STREAM_NOT_FOUND:
             return self._gone()
         if refused.is_passing:
-            # As if nobody had answered: whether a write under way is kept is as unknown.
+            # Like no answer: whether a write under way is stored is just as unknown.
             return LinkDown(
                 f"{self.place.stream} at {self.link.address.shown}: {refused}; does a majority of servers run?"
             )

@@ -1,4 +1,4 @@
-"""The checkpoint of a ledger on NATS: pieces under a random name, and a head that says which name counts.
+"""The checkpoint of a ledger on NATS: pieces under a random name, and a head that names the current ones.
 
 The head is replaced by compare-and-set: of two concurrent stores the later position stays, whichever is quicker. The
 pieces of the previous one are removed afterwards. A reader that misses pieces has read an old head, and reads again.
@@ -23,7 +23,7 @@ from stigmergy.nats.link import NatsLink
 
 CHUNK_BYTES = 512 * 1024
 OVERHEAD_BYTES = 1_024
-"""Of a message beside its piece."""
+"""The overhead of a message beside its piece."""
 FORMAT = 1
 NAME_BYTES = 8
 TRIES_MAX = 5
@@ -38,10 +38,10 @@ class CheckpointHead(Struct, array_like=True, frozen=True):
     format: int
     position: int
     pieces: str
-    """The name that its pieces have in common."""
+    """The common name of its pieces."""
     pieces_count: int
     digest: bytes
-    """Of position and body."""
+    """Over position and body."""
 
 
 _head_decoder = msgspec.msgpack.Decoder(CheckpointHead)
@@ -68,7 +68,7 @@ async def read_head(place: LedgerAddress, link: NatsLink) -> tuple[CheckpointHea
 
 
 async def read_checkpoint(place: LedgerAddress, link: NatsLink, covers: int) -> LedgerCheckpoint | None:
-    """The newest checkpoint. `covers` is up to where the log was cut: one that ends before is an old answer."""
+    """The newest checkpoint. The log was cut up to `covers`: a checkpoint that ends before is an old answer."""
     for _ in range(TRIES_MAX):
         head, _ = await read_head(place, link)
         if head is None and not covers:
@@ -107,17 +107,17 @@ async def store_checkpoint(place: LedgerAddress, link: NatsLink, checkpoint: Led
                 head, sequence = await read_head(place, link)
                 if head is None or (head.position < checkpoint.position and head.pieces != name):
                     continue
-                name = name if head.pieces != name else ""  # somebody was quicker, or it was us
+                name = name if head.pieces != name else ""  # another store was quicker, or ours had arrived
                 return
             await _drop(place, link, head)
             name = ""
             return
     except NOT_THERE as error:
-        raise LedgerUnknown(f"{place.shown}: nobody has confirmed the checkpoint ({error}); store it again") from None
+        raise LedgerUnknown(f"{place.shown}: nobody confirmed the checkpoint ({error}); store it again") from None
     finally:
         if name:
             await _drop(place, link, CheckpointHead(FORMAT, 0, name, 0, b""))
-    raise LedgerUnavailable(f"{place.shown}: others store checkpoints all the time; try again")
+    raise LedgerUnavailable(f"{place.shown}: others keep storing checkpoints; try again")
 
 
 async def _publish(place: LedgerAddress, link: NatsLink, subject: str, data: bytes) -> None:
@@ -139,7 +139,7 @@ async def _read_piece(place: LedgerAddress, link: NatsLink, name: str, number: i
 
 
 async def _drop(place: LedgerAddress, link: NatsLink, head: CheckpointHead | None) -> None:
-    """Forgets the pieces of a checkpoint. If it fails they take room until somebody purges the stream, no more."""
+    """Deletes the pieces of a checkpoint. If that fails they only use space until somebody purges the stream."""
     if head is None:
         return
     try:

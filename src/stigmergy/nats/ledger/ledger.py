@@ -1,9 +1,9 @@
-"""The ledger on a JetStream stream: one order, decided by a majority of servers, for writers that sign what they write.
+"""The ledger on a JetStream stream: one order, decided by a majority of servers, for writers that sign their entries.
 
     ledger = open_ledger("nats://hub-1:4222,hub-2:4222,hub-3:4222?replicas=3", "fleet", signer=…)
 
-A connection reads the whole log, or what is left of it behind a cut, and folds it (`records.py`): who may write, what
-is a repetition, and the position of each entry. `reader.py` brings the messages in, `writer.py` out.
+A connection reads the whole log, or what is left of it after a cut, and folds it (`records.py`): who may write, which
+messages are repetitions, and the position of each entry. `reader.py` brings the messages in, `writer.py` out.
 
 It is opened without an event loop: it checks that a ledger of this name with these settings exists, and makes one if it
 has a key. If no server answers, it opens anyway, and connects as soon as one does.
@@ -51,9 +51,9 @@ from stigmergy.nats.streams import StreamFound, ensure_stream, find_stream
 from stigmergy.nats.threaded import BlockingLink
 
 OPEN_S = 3.0
-"""So long opening waits for a server; a node must also start while there is none."""
+"""How long opening waits for a server; a node must also start while there is none."""
 UP_S = 1.0
-"""So long a call waits for a link that is down."""
+"""How long a call waits for a link that is down."""
 PREPARE_S = 15.0
 PURGE_S = 10.0
 
@@ -66,8 +66,8 @@ def open_ledger(
     verifier: Verifier | None = None,
     trusted: Sequence[bytes] = (),
 ) -> NatsLedger:
-    """Opens `nats://host:port[,…][/place][?replicas=3]`. With a key it is made if it is missing; `trusted` are the keys
-    of the others that may write from the beginning. Without one it can be read, until `sign_with` gives it one.
+    """Opens `nats://host:port[,…][/place][?replicas=3]`. With a key it makes a missing ledger; `trusted` are the other
+    keys that may write from the beginning. Without a key it is read-only, until `sign_with` gives it one.
 
     Raises ConfigError (the URL, no JetStream, another configuration) and LedgerForeign.
     """
@@ -112,16 +112,16 @@ class NatsLedger:
 
     @property
     def state(self) -> LedgerState:
-        """What the log has come to, as far as it was read: positions, writers, and what was passed over."""
+        """The folded log, as far as it was read: positions, writers, and counts of skipped messages."""
         return LedgerState() if self._reader is None else self._reader.state
 
     @property
     def shown(self) -> str:
-        """Where it is, for people."""
+        """The ledger's name and address, for people."""
         return self._place.shown
 
     async def wait_end(self) -> LedgerState:
-        """What the log has come to, with everything that was acknowledged before this call. Raises LedgerError."""
+        """The folded log, with everything that was acknowledged before this call. Raises LedgerError."""
         self._check_open()
         reader = await self._started()
         await reader.wait_end()
@@ -130,8 +130,7 @@ class NatsLedger:
         return reader.state
 
     async def look(self) -> LedgerState:
-        """What the log has come to, as some server has it: that one may be behind. Writes nothing. Raises
-        LedgerError."""
+        """The folded log as some server has it, which may be behind. Writes nothing. Raises LedgerError."""
         self._check_open()
         reader = await self._started()
         try:
@@ -143,15 +142,15 @@ class NatsLedger:
         return reader.state
 
     async def checkpoint_position(self) -> int:
-        """What the newest checkpoint covers, without reading it; 0 if there is none."""
+        """The position of the newest checkpoint, without reading it; 0 if there is none."""
         self._check_open()
         await self._started()
         head, _ = await read_head(self._place, self._needed_link())
         return 0 if head is None else head.position
 
     def sign_with(self, signer: Signer, trusted: Sequence[bytes] = ()) -> None:
-        """Gives the connection its key, before the first call. `trusted` are the keys of the others, if they are known:
-        a ledger that is made lets them write too, and one that others have begun is refused."""
+        """Gives the connection its key, before the first call. `trusted` are the other keys, if known: a ledger that we
+        make lets them write too, and one that other keys began is refused."""
         if self._reader is not None:
             raise Bug("the ledger is in use; give it its key before the first call")
         if (fault := self._verifier.acceptable(signer.algorithm, signer.public_key)) is not None:
@@ -165,8 +164,8 @@ class NatsLedger:
         self._check_open()
         check_entries(entries, under_way=self._is_appending)
         self._is_appending = True
-        # A caller that gives up waiting does not take the entries back: they are written or not, and the next append
-        # waits for it.
+        # A caller that is cancelled does not take the entries back: they are written or not, and the next append waits
+        # for it.
         task = asyncio.ensure_future(self._append(tuple(entries)))
         task.add_done_callback(self._appended)
         return await asyncio.shield(task)
@@ -182,7 +181,7 @@ class NatsLedger:
     def watch(self, heard: Heard) -> None:
         self._check_open()
         self._watching.append(heard)
-        # Watchers must be told, too; readers get errors that happen meanwhile.
+        # Connect for the watchers too; readers get the errors that happen meanwhile.
         self._waking = asyncio.ensure_future(self._wake())
 
     async def checkpoint(self) -> LedgerCheckpoint | None:
@@ -231,11 +230,11 @@ class NatsLedger:
     # ------------------------------------------------------------------ who may write
 
     async def enrol(self, keys: Sequence[bytes]) -> None:
-        """Lets these keys write too. Every writer may do that; it is in the log, signed, for everybody."""
+        """Lets these keys write too. Every writer may do that; the signed change is in the log."""
         await self._change(Enrol(self._acceptable(keys)))
 
     async def revoke(self, keys: Sequence[bytes]) -> None:
-        """Takes these keys the right to write, from here on; the last one stays."""
+        """Revokes these keys from here on; the last one stays."""
         await self._change(Revoke(tuple(keys)))
 
     async def _change(self, deed: Enrol | Revoke) -> None:
@@ -251,7 +250,7 @@ class NatsLedger:
                 raise ConfigError(f"{self._place.shown}: the key {key.hex()} cannot be enrolled: {fault}")
         return tuple(keys)
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     async def _wake(self) -> None:
         with contextlib.suppress(LedgerError, ConfigError, Bug):
@@ -266,10 +265,10 @@ class NatsLedger:
     def _appended(self, task: asyncio.Task[int]) -> None:
         self._is_appending = False
         if not task.cancelled():
-            task.exception()  # mark it as seen: the waiter may have been cancelled
+            task.exception()  # mark it as retrieved: the waiter may have been cancelled
 
     async def _started(self) -> Reader:
-        """The reader, on this event loop, connected or about to be."""
+        """The reader on this event loop, connected or connecting."""
         async with self._starting:
             self._check_open()
             if self._link is None:
@@ -291,11 +290,11 @@ class NatsLedger:
     async def _wait_up(self, link: NatsLink) -> None:
         try:
             await link.wait_up(UP_S)
-        except NOT_THERE as error:  # a server that refuses us today may admit us tomorrow
+        except NOT_THERE as error:  # a server that rejects us now may accept us later
             raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
 
     async def _caught_up(self) -> Reader:
-        """The reader, once it has read everything that was there at some time since it began."""
+        """The reader, once it has read everything that existed when it began."""
         reader = await self._started()
         if not self._is_caught_up:
             await reader.wait_end()
@@ -315,19 +314,19 @@ class NatsLedger:
             await self.prepare(link)
         except LinkDown as error:
             raise LedgerUnavailable(f"{self._place.shown}: {error}") from None
-        except ConfigError as error:  # it could not be seen when it was opened, and does not mend itself
+        except ConfigError as error:  # nobody could see it at opening, and it will not go away
             raise LedgerForeign(str(error)) from None
 
     async def prepare(self, link: NatsLink) -> None:
-        """Makes sure that the ledger is there and is ours; makes it if there is none and we have a key.
+        """Checks that the ledger exists and is ours; makes it if it does not and we have a key.
 
         Raises ConfigError, LedgerError and LinkDown.
         """
         place = self._place
         if link.max_payload_bytes < PAYLOAD_BYTES_MIN:
             raise ConfigError(
-                f"{place.shown}: the server takes messages of {link.max_payload_bytes} bytes at most; set max_payload "
-                f"to {PAYLOAD_BYTES_MIN} or more, 1 MiB is usual"
+                f"{place.shown}: the server accepts messages of {link.max_payload_bytes} bytes at most; set "
+                f"max_payload to {PAYLOAD_BYTES_MIN} or more, 1 MiB is usual"
             )
         try:
             await self._ensure(link, place.checkpoints, place.checkpoint_settings())
@@ -342,14 +341,14 @@ class NatsLedger:
     async def _ensure(self, link: NatsLink, stream: str, settings: dict[str, Any]) -> StreamFound:
         found = await find_stream(link, stream)
         if found is None and self._signer is None:
-            raise LedgerUnavailable(f"{self._place.shown}: nobody has made it yet; a node that has a key does")
+            raise LedgerUnavailable(f"{self._place.shown}: does not exist yet; a node with a key makes it")
         return await ensure_stream(link, stream, settings if found is None else to_compare(self._place, settings))
 
     async def _begin(self, link: NatsLink) -> None:
-        """Writes the first message; of several who try, one does."""
+        """Writes the first message; if several try, one succeeds."""
         signer = self._signer
         if signer is None:
-            raise LedgerUnavailable(f"{self._place.shown}: nobody has written to it yet; a node that has a key does")
+            raise LedgerUnavailable(f"{self._place.shown}: is still empty; a node with a key writes to it first")
         deed = Genesis(
             self.name, os.urandom(INCARNATION_BYTES), self._acceptable(sorted({signer.public_key, *self._trusted}))
         )
@@ -361,10 +360,10 @@ class NatsLedger:
             if not error.is_fence:
                 raise
         except Unanswered:
-            pass  # what is there says whether it was written
+            pass  # `_check_first` finds out whether it was written
 
     async def _check_first(self, link: NatsLink) -> None:
-        """Refuses a stream that holds something else, or another ledger. A log that was cut is looked at later."""
+        """Refuses a stream with other content or another ledger. A cut log is checked later."""
         reader = Reader(self._place, link, self._verifier.verify, self._trusted)
         with contextlib.suppress(LedgerUnavailable):
             await reader.fetch(count=1)
@@ -376,7 +375,7 @@ class NatsLedger:
 
     def _needed_writer(self) -> LedgerWriter:
         if self._writer is None:
-            raise LedgerUnavailable(f"{self._place.shown}: was opened without a key, and can only be read")
+            raise LedgerUnavailable(f"{self._place.shown}: was opened without a key and is read-only")
         return self._writer
 
     def _check_open(self) -> None:

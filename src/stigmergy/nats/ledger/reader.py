@@ -1,15 +1,15 @@
-"""Reads the log of a ledger on NATS: brings its messages into the fold, in order, and knows where the log ends.
+"""Reads the log of a ledger on NATS: folds its messages in order, and knows where the log ends.
 
-The server republishes what it stores at once; a reader fetches lost messages from any replica. Stored messages never
-change, so it does not matter who answers. Only *that nothing more is there* must not be believed of a server that may
-be cut off from the others. To be sure, write an empty message: a majority stores it behind everything that was
+The server republishes each message when it stores it; a reader fetches lost messages from any replica. Stored messages
+never change, so it does not matter who answers. Only the answer *nothing more is there* may be wrong, from a server
+that is cut off from the others. To be sure, write an empty message: a majority stores it after everything that was
 acknowledged before, and its sequence says how far to read.
 
-A stream that was deleted and made again is another log, whatever its name: each fetch includes the last message that
-was read before, and after a broken link nothing is believed before that one was seen again.
+A stream that was deleted and made again is another log, whatever its name: each fetch includes the last message read
+before, and after a broken link nothing is accepted until that one was seen again.
 
-A connection keeps the newest entries of the log, and the state at some places in between: older entries are fetched and
-folded again from the nearest of these, and must give the same chain.
+A connection keeps the newest entries of the log, and the state at some places in between: older entries are fetched
+and folded again from the nearest of these, and must give the same chain.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from stigmergy.nats.link import NatsLink
 # Finds where a ledger's log begins after a cut, from the valid messages about cuts.
 #
 # The last of them need not be the one that counts. Of two concurrent cuts the later message may cut less, and anybody
-# who can reach the stream may have written something behind it. So all are read, and the farthest cut counts.
+# who can reach the stream may have written something after it. So all are read, and the farthest cut counts.
 
 CUTS_COUNT_MAX = 64
-"""Messages about cuts that are looked at: each cut takes those before it away, so that few are left."""
+"""Messages about cuts that are read: each cut removes earlier ones, so that few are left."""
 CUT_ASK_S = 1.0
 
 
 async def find_cut(
     place: LedgerAddress, link: NatsLink, first: int, incarnation: bytes, trusted: frozenset[bytes], verify: Verify
 ) -> LedgerState:
-    """What the log, whose first message is `first`, begins with. `incarnation` is that of the ledger as far as we know
-    it, `trusted` are the keys that are believed; any writer's, if there is none.
+    """The state where the log, whose first message is `first`, begins. `incarnation` is the ledger's as far as we know
+    it; `trusted` are the keys that we accept, any writer's if empty.
 
-    Raises LedgerCorrupt or LedgerForeign if nothing is believed, LedgerUnavailable, and as the link does.
+    Raises LedgerCorrupt or LedgerForeign if no cut is accepted, LedgerUnavailable, and like the link.
     """
     best: LedgerState | None = None
     fault: LedgerCorrupt | LedgerForeign = LedgerCorrupt(
-        f"{place.shown}: the first message is {first}, and nobody has cut the log; restore it from a copy"
+        f"{place.shown}: the first message is {first}, but there is no cut; restore it from a copy"
     )
     wanted = first
     for _ in range(CUTS_COUNT_MAX):
@@ -81,12 +81,12 @@ async def find_cut(
 
 
 def another_ledger(place: LedgerAddress, name: str) -> str:
-    """What to say of a stream that holds the ledger of another name."""
+    """The error for a stream that holds a ledger of another name."""
     return f"{place.shown}: the stream {place.stream} holds the ledger {name!r}; name another place for it"
 
 
 async def _next_cut(place: LedgerAddress, link: NatsLink, wanted: int) -> tuple[int, bytes] | None:
-    """The next message about a cut, from this sequence on. The leader answers: a replica may be behind."""
+    """The next message about a cut, from this sequence on. From the leader: a replica may be behind."""
     asked = {"seq": wanted, "next_by_subj": place.cut_subject}
     try:
         found = await link.api(f"STREAM.MSG.GET.{place.stream}", asked, within_s=CUT_ASK_S)
@@ -101,7 +101,7 @@ async def _next_cut(place: LedgerAddress, link: NatsLink, wanted: int) -> tuple[
 def _read_cut(
     place: LedgerAddress, sequence: int, payload: bytes, incarnation: bytes, trusted: frozenset[bytes], verify: Verify
 ) -> LedgerState | LedgerCorrupt | LedgerForeign:
-    """What a message says that the log begins with, or why it is not believed."""
+    """The state in a cut message, or why it is not accepted."""
     read = read_record(payload)
     if not isinstance(read, str) and isinstance(read[1].deed, Cut):
         record, deed = read[0], read[1].deed
@@ -118,29 +118,29 @@ def _read_cut(
             if record.key in known and verify(record.algorithm, record.key, signed, record.signature):
                 return state_of(base, deed.upto)
     return LedgerCorrupt(
-        f"{place.shown}: the log was cut, and what it says about it is not signed by a key that this node trusts; have "
+        f"{place.shown}: the log was cut, but no key that this node trusts has signed the cut; have "
         "a trusted node cut it, or restore it from a copy"
     )
 
 
 FETCH_COUNT = 256
 OLDER_COUNT = 4
-"""Half of what is asked for first where older entries are wanted."""
+"""Half of the first request for older entries."""
 FETCH_BYTES = 4 * 1024 * 1024
 FETCH_S = 1.0
 ASK_S = 1.5
 READ_S = 4.0
-"""So long a read tries before it says that the ledger cannot be reached."""
+"""How long a read tries before it reports that the ledger is unreachable."""
 LOOK_S = 1.0
-"""What is republished may get lost; so long at most nobody asks."""
+"""Republished messages may get lost: the longest time without a request."""
 PAUSE_S = 0.02
 AHEAD_COUNT_MAX = 1_024
 TURN_COUNT = 64
-"""So many messages are folded before everybody else has a turn: to verify one takes about 55 us."""
+"""Messages folded before other tasks get a turn: to verify one takes about 55 us."""
 RECENT_COUNT = 8_192
 RECENT_BYTES = 8 * 1024 * 1024
 CHAINS_COUNT = 4_096
-"""Messages behind the newest whose chain is remembered, to be compared with what writers have signed."""
+"""Messages before the newest whose chain is kept, to be compared with what writers have signed."""
 STATES_EVERY = 64
 STATES_COUNT_MAX = 512
 
@@ -148,17 +148,17 @@ _fetch_body = msgspec.json.Encoder().encode
 
 
 class Reader:
-    """A connection's side of the log. `start` it on the event loop; `end` it before the link is closed."""
+    """A connection's view of the log. `start` it on the event loop; `end` it before the link is closed."""
 
     def __init__(self, place: LedgerAddress, link: NatsLink, verify: Verify, trusted: frozenset[bytes]) -> None:
         self._place = place
         self._link = link
         self._verify = verify
         self._trusted = trusted
-        """Keys whose word is believed about what was cut off; any writer's, if there is none."""
+        """Keys that may vouch for the state before a cut; any writer's if empty."""
         self.state = LedgerState()
         self.failed: LedgerError | None = None
-        """Why nothing of the ledger is believed any more."""
+        """Why the ledger is no longer accepted."""
         self.taken: Callable[[MessageOutcome], None] = lambda _taken: None
         """Called for every message, in order."""
         self.grown: Callable[[int], None] = lambda _position: None
@@ -169,13 +169,13 @@ class Reader:
         self._states: list[LedgerState] = []
         self._states_every = STATES_EVERY
         self._base: LedgerState | None = None
-        """What the last cut says that the log begins with."""
+        """The state where the log begins after the last cut."""
         self._older: LedgerState | None = None
-        """Where the last look at older entries ended."""
+        """The state where the last read of older entries ended."""
         self._last: bytes | None = None
-        """What the last message that was read is known by; None where that is not known."""
+        """The fingerprint of the last read message; None if unknown."""
         self._is_sure = True
-        """Since the link was made, that message was asked for."""
+        """Whether that message was seen again since the link came up."""
         self._ahead: dict[int, tuple[bytes, bytes]] = {}
         self._bell = asyncio.Event()
         self._fetching = asyncio.Lock()
@@ -185,7 +185,7 @@ class Reader:
         self._unsubscribe: Any = None
 
     async def start(self) -> None:
-        """Begins to listen."""
+        """Subscribes."""
         self._unsubscribe = await self._link.subscribe(self._place.told_subjects, self._told)
         self._link.on_link(self._link_changed)
         self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"{self._place.shown}: reading")
@@ -195,7 +195,7 @@ class Reader:
         self._bell.set()
 
     async def end(self) -> None:
-        """Listens no more."""
+        """Unsubscribes."""
         tasks = [task for task in (self._task, self._asking, self._asking_next) if task is not None]
         for task in tasks:
             task.cancel()
@@ -204,14 +204,14 @@ class Reader:
             await self._unsubscribe()
 
     def check(self) -> None:
-        """Raises if nothing of the ledger is believed any more."""
+        """Raises if the ledger is no longer accepted."""
         if self.failed is not None:
             raise self.failed
 
-    # ------------------------------------------------------------------ what is there
+    # ------------------------------------------------------------------ reading
 
     async def read(self, after: int, count_max: int) -> list[LedgerEntry]:
-        """Entries behind a position, of what this connection has read."""
+        """Entries after a position that this connection has read."""
         self.check()
         state = self.state
         if after > state.position:
@@ -233,7 +233,7 @@ class Reader:
         deadline_s = asyncio.get_running_loop().time() + READ_S
         if self._asking_next is None:
             self._asking_next = asyncio.ensure_future(self._ask_behind(self._asking))
-            # Seen: the waiter may have been cancelled.
+            # Mark it as retrieved: the waiter may have been cancelled.
             self._asking_next.add_done_callback(lambda done: done.cancelled() or done.exception())
         sequence = await asyncio.shield(self._asking_next)
         await self.wait_read(sequence, max(deadline_s, asyncio.get_running_loop().time() + ASK_S))
@@ -251,12 +251,12 @@ class Reader:
                 continue
             if asyncio.get_running_loop().time() > deadline_s:
                 raise LedgerUnavailable(
-                    f"{self._place.shown}: message {sequence} is stored, and nobody gives it; try again"
+                    f"{self._place.shown}: message {sequence} is stored, but no server returns it; try again"
                 )
             await asyncio.sleep(PAUSE_S)
 
     async def fetch(self, count: int = FETCH_COUNT) -> int:
-        """Asks for what comes next and folds it; says how many messages that were. Raises LinkDown."""
+        """Fetches and folds the next messages; returns their number. Raises LinkDown."""
         async with self._fetching:
             self.check()
             known, last = self.state.sequence, self._last
@@ -276,15 +276,15 @@ class Reader:
             return folded
 
     async def _get(self, sequence: int, count: int) -> list[tuple[int, bytes, bytes]]:
-        """Messages from a sequence on, each with what it is known by."""
+        """Messages from a sequence on, each with its fingerprint."""
         body = {"seq": sequence, "batch": count, "max_bytes": FETCH_BYTES}
         found = await self._link.collect(self._place.direct_get, _fetch_body(body), count, within_s=FETCH_S)
         return [(_sequence_of(message), message.data, _sign_of(message)) for message in found]
 
-    # ------------------------------------------------------------------ where the end is
+    # ------------------------------------------------------------------ the end of the log
 
     async def _ask_behind(self, before: asyncio.Task[int] | None) -> int:
-        """Those who ask while a question is under way share the next one: the one under way may have passed the
+        """Callers that come while a request is under way share the next one: the one under way may have passed the
         majority before they asked."""
         if before is not None and not before.done():
             await asyncio.wait({before})
@@ -292,7 +292,7 @@ class Reader:
         return await self._ask()
 
     async def _ask(self) -> int:
-        """The sequence of an empty message that was written just now."""
+        """Writes an empty message; returns its sequence."""
         deadline_s = asyncio.get_running_loop().time() + READ_S
         while True:
             self.check()
@@ -315,7 +315,7 @@ class Reader:
                 )
             return ack.sequence
 
-    # ------------------------------------------------------------------ as messages come
+    # ------------------------------------------------------------------ incoming messages
 
     async def _told(self, message: Msg) -> None:
         sequence = _sequence_of(message)
@@ -333,7 +333,7 @@ class Reader:
         self._take(sequence, message.data, _sign_of(message))
 
     async def _follow(self) -> None:
-        """Mends what was lost between the server and us."""
+        """Fetches messages that were lost between the server and us."""
         while self.failed is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
@@ -351,7 +351,7 @@ class Reader:
                     self._fail(error, is_raised=False)
 
     def _take_ahead(self) -> bool:
-        """Folds what came early, as far as nothing is missing before it; says whether all of it was."""
+        """Folds early messages as far as none is missing before them; returns whether all were folded."""
         while (early := self._ahead.pop(self.state.sequence + 1, None)) is not None:
             self._take(self.state.sequence + 1, *early)
         self._ahead = {number: one for number, one in self._ahead.items() if number > self.state.sequence}
@@ -381,7 +381,7 @@ class Reader:
         before = 0 if self._base is None else self._base.sequence
         if found.base and (base := read_base(found.base)) is not None and base.sequence > before:
             self._base = state_of(base, found.state.cut)
-            # What lies before is gone, or may go: a log that is cut again and again is remembered as closely as ever.
+            # Messages before are gone, or may go: drop marks so that a log that is cut often keeps as many as before.
             self._states = [state for state in self._states if state.sequence >= base.sequence]
             self._states_every = STATES_EVERY
         self.taken(found)
@@ -389,16 +389,16 @@ class Reader:
             self.grown(found.state.position)
 
     def _check_same(self, sequence: int, read: bytes, found: bytes, *, is_raised: bool = True) -> None:
-        """A message that was read before must be what it was."""
+        """A message that was read before must not have changed."""
         if found != read:
             error = LedgerCorrupt(
-                f"{self._place.shown}: message {sequence} is another one than was read; if somebody has deleted the "
-                "ledger and made it again, start this node again, else restore it from a copy"
+                f"{self._place.shown}: message {sequence} is another one than was read; if the ledger was deleted "
+                "and made again, start this node again, else restore it from a copy"
             )
             self._fail(error, is_raised=is_raised)
 
     def _why_foreign(self, born: LedgerState) -> str:
-        """Why the ledger that a stream holds is not the one that we want; empty if it is."""
+        """Why the stream's ledger is not the one that we want; empty if it is."""
         if born.name != self._place.name:
             return another_ledger(self._place, born.name)
         if not born.counts.records:
@@ -410,7 +410,7 @@ class Reader:
         return ""
 
     def _compare(self, found: MessageOutcome) -> None:
-        """A writer has signed what it knew of the chain: it must be what we know of it."""
+        """A writer has signed its view of the chain: it must match ours."""
         for sequence, head in self._heads(found):
             ours = self._chains.get(sequence)
             if ours is not None and ours != head:
@@ -439,21 +439,21 @@ class Reader:
 
     def _fail(self, error: LedgerError, *, is_raised: bool = True) -> None:
         self.failed = error
-        self.grown(self.state.position)  # a waiter reads, and gets the reason
+        self.grown(self.state.position)  # wakes readers, who get the error
         if is_raised:
             raise error
 
     # ------------------------------------------------------------------ a log that was cut
 
     async def _begin_at_cut(self, first: int) -> None:
-        """What we wanted is gone: goes on behind the cut that reaches farthest. Raises LinkDown or LedgerError."""
+        """The next message is gone: continues after the farthest cut. Raises LinkDown or LedgerError."""
         try:
             best = await find_cut(self._place, self._link, first, self.state.incarnation, self._trusted, self._verify)
         except (LedgerCorrupt, LedgerForeign) as error:
             self._fail(error)
             return
         if best.sequence + 1 < first:
-            return  # an answer from before the last cut; the next one will know
+            return  # an answer from before the last cut; the next one is newer
         if best.sequence > self.state.sequence:
             self.state, self._base, self._last = best, best, None
             self._recent, self._recent_bytes, self._older = [], 0, None
@@ -463,16 +463,16 @@ class Reader:
             self.grown(best.position)
 
     def state_before(self, upto: int) -> LedgerState:
-        """The newest remembered state that holds no entry behind a position, nor the half of an append; that before
-        all messages if there is none. A log that begins with a cut has that one at least."""
+        """The newest remembered state without entries after a position and without a partial append; the empty state if
+        there is none. A log that begins with a cut has at least that one."""
         index = bisect_right(self._states, upto, key=lambda state: state.position)
         blank = LedgerState(self.state.name, self.state.incarnation)
         return next((state for state in reversed(self._states[:index]) if not state.partial), self._base or blank)
 
-    # ------------------------------------------------------------------ what is no longer at hand
+    # ------------------------------------------------------------------ entries no longer in memory
 
     async def _read_older(self, after: int, count_max: int) -> list[LedgerEntry]:
-        """Fetches and folds again, beginning at the nearest remembered state, and compares the chain on the way."""
+        """Fetches and folds again from the nearest remembered state, and compares the chain on the way."""
         state = self._nearest(after)
         found: list[LedgerEntry] = []
         deadline_s = asyncio.get_running_loop().time() + READ_S
@@ -486,14 +486,16 @@ class Reader:
             if messages and messages[0][0] != state.sequence + 1:
                 raise LedgerCut(f"{self._place.shown}: {after + 1} is gone; take the checkpoint")
             if not messages and asyncio.get_running_loop().time() > deadline_s:
-                raise LedgerUnavailable(f"{self._place.shown}: nobody gives message {state.sequence + 1}; try again")
+                raise LedgerUnavailable(
+                    f"{self._place.shown}: no server returns message {state.sequence + 1}; try again"
+                )
             for sequence, payload, _ in messages:
                 if sequence > self.state.sequence or len(found) >= count_max:
                     break
                 taken = take(state, sequence, payload, self._verify)
                 found += [entry for entry in taken.entries if entry.position > after]
                 if len(found) > count_max:
-                    break  # the next look begins with this very message
+                    break  # the next read begins with this message
                 state = taken.state
                 self._check_chain(state)
             await asyncio.sleep(0 if messages else PAUSE_S)
@@ -527,5 +529,5 @@ def _sequence_of(message: Msg) -> int:
 
 
 def _sign_of(message: Msg) -> bytes:
-    """What a message is known by: its bytes, and of an empty one, as any other is, the time when it was stored."""
+    """A message's fingerprint: its bytes; of an empty one, which has none of its own, the time it was stored."""
     return message.data or (message.headers or {}).get("Nats-Time-Stamp", "").encode()

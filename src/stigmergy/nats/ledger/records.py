@@ -1,8 +1,8 @@
 """The messages of a ledger on NATS, as bytes with a signature. Pure. docs/formats.md has every field.
 
 A message is empty, or a signed record: who signed, the signed body, the signature. An empty one means nothing; a reader
-writes one and takes its sequence to learn where the log ends. The body holds the session of the writer, its number,
-what the writer knew of the chain when it signed, and the deed itself.
+writes one to learn from its sequence where the log ends. The body holds the session of the writer, its number, what the
+writer knew of the chain when it signed, and the change itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Genesis(Struct, array_like=True, frozen=True, tag=0):
 
     name: str
     incarnation: bytes
-    """Drawn. What is signed for this ledger counts in no other, even of the same name."""
+    """Random. A signature for this ledger is valid in no other, even of the same name."""
     writers: tuple[bytes, ...]
 
 
@@ -52,20 +52,20 @@ class Entries(Struct, array_like=True, frozen=True, tag=1):
 
 
 class Enrol(Struct, array_like=True, frozen=True, tag=2):
-    """From here on these may write too."""
+    """These keys may write from here on."""
 
     keys: tuple[bytes, ...]
 
 
 class Revoke(Struct, array_like=True, frozen=True, tag=3):
-    """From here on these may not write any more."""
+    """These keys may not write from here on."""
 
     keys: tuple[bytes, ...]
 
 
 class Cut(Struct, array_like=True, frozen=True, tag=4):
-    """The entries up to a position are covered by a checkpoint. `base` is what the log had come to where it begins
-    after the cut: the bytes of a LedgerBase."""
+    """The entries up to a position are covered by a checkpoint. `base` is the state where the log begins after the cut:
+    the bytes of a LedgerBase."""
 
     upto: int
     base: bytes
@@ -75,18 +75,18 @@ LedgerChange = Genesis | Entries | Enrol | Revoke | Cut
 
 
 class LedgerBody(Struct, array_like=True, frozen=True):
-    """What is signed."""
+    """The signed part."""
 
     session: bytes
-    """Of the writer's connection, drawn."""
+    """Of the writer's connection; random."""
     began: int
-    """The sequence that the writer had read when the session began."""
+    """The last sequence that the writer had read when the session began."""
     number: int
-    """Counts the deeds of a session, from 1. What is not higher than the last is a repetition."""
+    """Counts the changes of a session, from 1. A number not above the last is a repetition."""
     head_sequence: int
     """The last message that the writer had read when it signed; 0 for none."""
     head: bytes
-    """The chain there, as the writer has computed it."""
+    """The chain there, as the writer computed it."""
     deed: LedgerChange
 
 
@@ -102,7 +102,7 @@ class LedgerRecord(Struct, array_like=True, frozen=True):
 
 
 class SessionMark(Struct, array_like=True, frozen=True):
-    """How far a session has come."""
+    """The progress of a session."""
 
     number: int
     sequence: int
@@ -110,7 +110,7 @@ class SessionMark(Struct, array_like=True, frozen=True):
 
 
 class LedgerCounts(Struct, array_like=True, frozen=True):
-    """What became of the messages, the same for every reader."""
+    """The outcomes of the messages, the same for every reader."""
 
     records: int = 0
     looks: int = 0
@@ -122,11 +122,11 @@ class LedgerCounts(Struct, array_like=True, frozen=True):
     strangers: int = 0
     """Signed by a key that may not write."""
     repeated: int = 0
-    """Seen before, of a session that is over, or a part of what is not going on."""
+    """Seen before, of an ended session, or a part of an append that was given up."""
 
 
 class LedgerBase(Struct, array_like=True, frozen=True):
-    """What all messages up to a sequence have come to: enough to read on from there."""
+    """The state after all messages up to a sequence: enough to read on from there."""
 
     name: str
     incarnation: bytes
@@ -145,19 +145,18 @@ _base_decoder = msgspec.msgpack.Decoder(LedgerBase)
 
 
 def statement(name: str, incarnation: bytes, algorithm: int, key: bytes, body: bytes) -> bytes:
-    """What is signed."""
+    """The bytes that are signed."""
     return encode((_DOMAIN, name, incarnation, algorithm, key, body))
 
 
 def write_record(name: str, incarnation: bytes, algorithm: int, key: bytes, body: LedgerBody, sign: Sign) -> bytes:
-    """The bytes of a message."""
+    """Encodes and signs a message."""
     data = encode(body)
     return encode(LedgerRecord(FORMAT, algorithm, key, data, sign(statement(name, incarnation, algorithm, key, data))))
 
 
 def read_record(payload: bytes) -> tuple[LedgerRecord, LedgerBody] | str:
-    """A message that is well written, or what it is instead: `malformed` or `unknown`. The signature is not looked
-    at."""
+    """A well-formed message, or `malformed` or `unknown`. Does not check the signature."""
     try:
         record = _record_decoder.decode(payload)
         if record.format != FORMAT:
@@ -169,7 +168,7 @@ def read_record(payload: bytes) -> tuple[LedgerRecord, LedgerBody] | str:
 
 
 def read_base(data: bytes) -> LedgerBase | None:
-    """A base out of its bytes; None for anything else."""
+    """Decodes a base; None for anything else."""
     try:
         return _base_decoder.decode(data)
     except UNDECODABLE:
@@ -177,13 +176,13 @@ def read_base(data: bytes) -> LedgerBase | None:
 
 
 def link(chain: bytes, sequence: int, position: int, payload: bytes) -> bytes:
-    """The digest of a message and of all before it. `position` is of the last entry, this message's included."""
+    """The digest of a message and of all before it. `position` is that of the last entry, this message's included."""
     data = chain + sequence.to_bytes(8, "big") + position.to_bytes(8, "big") + payload
     return blake3(data, derive_key_context=_CHAIN_CONTEXT).digest(CHAIN_BYTES)
 
 
 def _is_faulty(body: LedgerBody) -> bool:
-    """What no writer of ours writes. Part of the fold: changing it is a new format."""
+    """Whether no writer of ours writes this. Part of the fold: changing it is a new format."""
     numbers = (body.began, body.number, body.head_sequence)
     if len(body.session) != SESSION_BYTES or len(body.head) != CHAIN_BYTES or body.number < 1:
         return True
@@ -211,21 +210,21 @@ def _wrong_keys(keys: tuple[bytes, ...]) -> bool:
 
 # Folds the messages of a ledger's stream: which of them count, at which positions, who may write. Pure.
 #
-# Every reader finds the same state, because only the messages go in. A message that no permitted writer signed, is a
-# repetition, or does not decode, is skipped and counted. Entries have the positions 1, 2, 3 …, whatever is between
-# their messages; the chain covers everything that is stored, positions included, so that two readers who count
-# differently have different chains.
+# Every reader computes the same state from the messages alone. A message that no permitted writer signed, that is a
+# repetition, or that does not decode, is skipped and counted. Entries have the positions 1, 2, 3 …, whatever is between
+# their messages; the chain covers everything stored, positions included, so that readers who count differently have
+# different chains.
 #
 # Session and number identify repetitions. A session that was silent while SESSIONS_COUNT_MAX others wrote is forgotten;
 # `floor` keeps it from coming back: a session that began before it is too old to be judged.
 
 SESSIONS_COUNT_MAX = 1_024
 SESSIONS_KEPT = SESSIONS_COUNT_MAX * 3 // 4
-"""So many are left when there were too many, so that not every new one has to look for the oldest."""
+"""How many are left after a clean-up, so that not every new session needs one."""
 PARTIAL_COUNT_MAX = 64
-"""Appends of which some parts are there; of more, one is given up. Its writer begins again."""
+"""Partial appends; beyond it the oldest is given up. Its writer starts again."""
 PARTIAL_AGE_MAX = 1_024
-"""An append whose next part has not come within so many messages is given up: its writer is gone."""
+"""An append whose next part has not come within this many messages is given up: its writer is gone."""
 
 Verify = Callable[[int, bytes, bytes, bytes], bool]
 """Algorithm, public key, statement, signature: whether this key signed exactly these bytes."""
@@ -238,11 +237,11 @@ class Partial(Struct, frozen=True):
     bodies: tuple[bytes, ...]
     parts_there: int
     sequence: int
-    """Of the last part that is there."""
+    """Of its last part so far."""
 
 
 class LedgerState(Struct, frozen=True):
-    """What the messages have come to."""
+    """The folded messages."""
 
     name: str = ""
     incarnation: bytes = b""
@@ -259,23 +258,23 @@ class LedgerState(Struct, frozen=True):
 
 
 class MessageOutcome(NamedTuple):
-    """What became of a message."""
+    """The result of folding a message."""
 
     state: LedgerState
     entries: tuple[LedgerEntry, ...] = ()
     session: bytes = b""
     number: int = 0
     counted: bool = False
-    """Whether the deed of this number is done; of an append in parts, with its last."""
+    """Whether the change with this number is done; of an append in parts, with the last one."""
     head_sequence: int = 0
     head: bytes = b""
-    """What a writer has signed as the chain there."""
+    """The chain at that message, as a writer signed it."""
     base: bytes = b""
-    """Of a cut: what its writer says that the log begins with."""
+    """Of a cut: the state where the log begins, as its writer says."""
 
 
 def take(state: LedgerState, sequence: int, payload: bytes, verify: Verify) -> MessageOutcome:
-    """The state behind the next message. Raises LedgerForeign if the first one is not that of a ledger."""
+    """Folds the next message. Raises LedgerForeign if the first one does not begin a ledger."""
     if sequence != state.sequence + 1:
         raise LedgerCorrupt(f"ledger {state.name!r}: message {sequence} follows {state.sequence}; some are missing")
     if not payload:
@@ -283,7 +282,7 @@ def take(state: LedgerState, sequence: int, payload: bytes, verify: Verify) -> M
     found = read_record(payload)
     if isinstance(found, str):
         if sequence == 1:
-            raise LedgerForeign("the stream does not begin as a ledger does; name another place for it")
+            raise LedgerForeign("the stream does not begin like a ledger; name another place for it")
         return MessageOutcome(_moved(state, sequence, payload, found))
     record, body = found
     if sequence == 1:
@@ -314,7 +313,7 @@ def take(state: LedgerState, sequence: int, payload: bytes, verify: Verify) -> M
 
 
 def base_of(state: LedgerState) -> bytes:
-    """What somebody needs who reads on behind this state. There must be no append in parts that is not whole."""
+    """The state for readers that start here. There must be no partial append."""
     assert not state.partial
     sessions = tuple(sorted(state.sessions.items()))
     fields = (state.name, state.incarnation, state.sequence, state.position, state.chain, state.writers, sessions)
@@ -322,19 +321,19 @@ def base_of(state: LedgerState) -> bytes:
 
 
 def state_of(base: LedgerBase, cut: int) -> LedgerState:
-    """The state that a base stands for, in a log that was cut."""
+    """The state of a base, in a log that was cut."""
     fields = (base.name, base.incarnation, base.sequence, base.position, base.chain, base.writers)
     return LedgerState(*fields, Map(base.sessions), base.floor, Map(), cut, base.counts)
 
 
 def _born(deed: LedgerChange) -> LedgerState:
     if not isinstance(deed, Genesis):
-        raise LedgerForeign("the stream does not begin as a ledger does; name another place for it")
+        raise LedgerForeign("the stream does not begin like a ledger; name another place for it")
     return LedgerState(deed.name, deed.incarnation, writers=tuple(sorted(dict.fromkeys(deed.writers))))
 
 
 def _is_new(state: LedgerState, sequence: int, body: LedgerBody) -> bool:
-    """Whether this number of a session is to be judged now: the next deed, or the next part of one."""
+    """Whether this number of a session is next: the next change, or the next part of one."""
     if isinstance(body.deed, Genesis) != (sequence == 1):
         return False
     mark = state.sessions.get(body.session)
@@ -348,7 +347,7 @@ def _is_new(state: LedgerState, sequence: int, body: LedgerBody) -> bool:
 
 
 def _kept(state: LedgerState, body: LedgerBody, deed: Entries, sequence: int) -> LedgerState:
-    """One part more of a large append."""
+    """Adds one part of a large append."""
     before = state.partial.get(body.session)
     bodies = () if before is None or before.number != body.number else before.bodies
     kept = state.partial.set(body.session, Partial(body.number, bodies + deed.bodies, deed.part + 1, sequence))
@@ -358,7 +357,7 @@ def _kept(state: LedgerState, body: LedgerBody, deed: Entries, sequence: int) ->
 
 
 def _done(state: LedgerState, body: LedgerBody) -> tuple[LedgerState, tuple[bytes, ...]]:
-    """What a deed changes, and the entries that it brings."""
+    """Applies a change; returns its entries."""
     deed = body.deed
     match deed:
         case Genesis():
@@ -371,11 +370,11 @@ def _done(state: LedgerState, body: LedgerBody) -> tuple[LedgerState, tuple[byte
             return structs.replace(state, partial=state.partial.delete(body.session)), whole[:ENTRIES_COUNT_MAX]
         case Enrol(keys=keys):
             writers = tuple(sorted(dict.fromkeys((*state.writers, *keys))))
-            # A roster that is full stays as it is, for every reader alike.
+            # A full list of writers stays as it is, for every reader alike.
             return (structs.replace(state, writers=writers) if len(writers) <= WRITERS_COUNT_MAX else state), ()
         case Revoke(keys=keys):
             left = tuple(key for key in state.writers if key not in keys)
-            # The last writer stays: a ledger that nobody may write to could never be mended.
+            # The last writer stays: a ledger that nobody may write to could never be repaired.
             return (structs.replace(state, writers=left) if left else state), ()
         case Cut(upto=upto, base=base):
             is_valid = upto <= state.position and read_base(base) is not None

@@ -1,8 +1,8 @@
 """The streams of a ledger on NATS: their names, subjects and settings, and the meaning of JetStream's errors.
 
 The log is one stream with two subjects, one of them only for cuts, so that a new reader finds the last one. The server
-republishes what it stores, so that everybody who is connected hears of it at once. Checkpoints have their own stream,
-which keeps one message per subject.
+republishes each message when it stores it, so that all connected readers get it at once. Checkpoints have their own
+stream, which keeps one message per subject.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.nats.errors import JetStreamRefused
 
 NOT_THERE = (LinkDown, ConfigError)
-"""What a call to JetStream raises when nobody answers it; ConfigError, when who answers has no JetStream any more."""
+"""Errors of a call without an answer; ConfigError if the server that answers no longer has JetStream."""
 DEDUPE_S = 120
 SECOND_NS = 1_000_000_000
 PAYLOAD_BYTES_MIN = 64 * 1024
-"""Servers that take smaller messages are refused."""
+"""Servers that accept only smaller messages are refused."""
 
 
 class LedgerAddress(Struct, frozen=True):
-    """Where a ledger is."""
+    """The address of a ledger."""
 
     name: str
     address: NatsAddress
     key: str
-    """What streams and subjects are named after: what the URL says behind the host, else the ledger's name."""
+    """Names streams and subjects: the URL's path, else the ledger's name."""
     replicas: int
     says_replicas: bool
-    """Whether the URL names them; otherwise a ledger that is there may have any."""
+    """Whether the URL gives replicas; otherwise an existing ledger may have any number."""
 
     @property
     def stream(self) -> str:
-        """Holds the log."""
+        """The stream of the log."""
         return naming.ledger_stream(self.key)
 
     @property
     def checkpoints(self) -> str:
-        """Holds the checkpoint."""
+        """The stream of the checkpoint."""
         return naming.ledger_checkpoints(self.key)
 
     @property
@@ -52,22 +52,21 @@ class LedgerAddress(Struct, frozen=True):
 
     @property
     def log_subject(self) -> str:
-        """Where everything is written but cuts."""
+        """Where everything but cuts is written."""
         return f"{self._root}.log"
 
     @property
     def cut_subject(self) -> str:
-        """Where cuts are written."""
         return f"{self._root}.cut"
 
     @property
     def told_subjects(self) -> str:
-        """Where the server says what it has stored."""
+        """Where the server republishes stored messages."""
         return f"{self._root}.told.*"
 
     @property
     def head_subject(self) -> str:
-        """Where it is written which checkpoint is the newest."""
+        """Where the checkpoint's head is written."""
         return f"{self._root}.state.head"
 
     def chunk_subject(self, checkpoint: str, number: int | str) -> str:
@@ -82,11 +81,10 @@ class LedgerAddress(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """For people."""
         return f"ledger {self.name!r} at {self.address.shown}"
 
     def log_settings(self) -> dict[str, Any]:
-        """Of the stream with the log. Messages go only by a purge, and a full store refuses new ones."""
+        """Of the log's stream. Only a purge removes messages, and a full store refuses new ones."""
         return {
             "subjects": [self.log_subject, self.cut_subject],
             "storage": "file",
@@ -103,7 +101,7 @@ class LedgerAddress(Struct, frozen=True):
         }
 
     def checkpoint_settings(self) -> dict[str, Any]:
-        """Of the stream with the checkpoint."""
+        """Of the checkpoint's stream."""
         return {
             "subjects": [f"{self._root}.state.>"],
             "storage": "file",
@@ -116,7 +114,7 @@ class LedgerAddress(Struct, frozen=True):
 
 
 def find_place(url: str, name: str) -> LedgerAddress:
-    """Reads the URL of a ledger. Raises ConfigError."""
+    """Parses the URL of a ledger. Raises ConfigError."""
     check_name(name)
     address = parse_address(url, ("replicas",))
     if address.path and (len(address.path) > 128 or not address.path.isprintable()):
@@ -126,12 +124,12 @@ def find_place(url: str, name: str) -> LedgerAddress:
 
 
 def to_compare(place: LedgerAddress, settings: dict[str, Any]) -> dict[str, Any]:
-    """What of these settings a stream that is there must have."""
+    """The settings that an existing stream must have."""
     return {name: value for name, value in settings.items() if place.says_replicas or name != "num_replicas"}
 
 
 def refused(place: LedgerAddress, error: JetStreamRefused) -> LedgerError:
-    """What it means that JetStream has refused: in every case that nothing was written."""
+    """Translates a refusal of JetStream: in every case nothing was written."""
     if error.is_full:
         return LedgerUnavailable(
             f"{place.shown}: no room ({error}); nothing was written: store a checkpoint and cut the log, or give the "

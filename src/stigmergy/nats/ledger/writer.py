@@ -1,9 +1,9 @@
-"""Writes into the log of a ledger on NATS: signed, numbered, one deed at a time, and never twice.
+"""Writes into the log of a ledger on NATS: signed, numbered, one change at a time, and never twice.
 
-A deed is done when the fold has counted it, and only then: an acknowledgement says where to read. Without an answer it
-is sent again with the same bytes, which JetStream deduplicates for two minutes and the fold forever. A deed without an
-answer in time is unknown; the same entries again are the same deed again, and other entries make it void, because a
-later number counts. Without a leader, or with one that has lost the others, nothing is sent at all.
+A change is done when the fold has counted it, and only then: an acknowledgement says where to read. Without an answer
+it is sent again with the same bytes, which JetStream deduplicates for two minutes and the fold forever. A change
+without an answer in time is unknown; the same entries again are the same change again, and other entries make it void,
+because a later number counts. Without a leader, or with one that has lost the others, nothing is sent at all.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from stigmergy.nats.ledger.streams import NOT_THERE, LedgerAddress, refused
 from stigmergy.nats.link import Ack, NatsLink
 
 WRITE_S = 5.0
-"""So long one call tries."""
+"""How long one call tries."""
 ATTEMPT_S = 1.5
 PAUSE_S = 0.05
 QUORUM_ASK_S = 1.0
 ACTIVE_S_MAX = 3.0
-"""A replica that its leader has not heard of for so long does not count: they speak every second."""
+"""A replica that its leader has not heard from for this long does not count: they talk every second."""
 SESSIONS_TRIED_MAX = 3
 PART_BYTES_MAX = 512 * 1024
 OVERHEAD_BYTES = 1_024
-"""Of a message beside its entries."""
+"""The overhead of a message beside its entries."""
 
 
 class _Forgotten(Exception):
-    """So many others have written since this session did that it does not count any more."""
+    """Too many others have written since: this session no longer counts."""
 
 
 class _Doubt(Struct):
-    """An append of which nobody knows what became."""
+    """An append with an unknown outcome."""
 
     entries: tuple[bytes, ...]
     number: int
@@ -57,7 +57,7 @@ class _Doubt(Struct):
 
 
 class LedgerWriter:
-    """A connection's side of writing. One call at a time."""
+    """Writes over one connection, one call at a time."""
 
     def __init__(self, place: LedgerAddress, link: NatsLink, reader: Reader, signer: Signer) -> None:
         self._place = place
@@ -69,15 +69,15 @@ class LedgerWriter:
         self._number = 0
         self._doubt: _Doubt | None = None
         self._landed: dict[int, int | None] = {}
-        """By number of the deeds that are waited for: the position of the first entry, once they are counted."""
+        """Pending changes by number: the position of the first entry, once counted."""
         self._is_passed_over = False
-        """The last message of ours was read, and does not count."""
+        """Our last message was read, and does not count."""
         self._news = asyncio.Event()
         self._is_troubled = False
-        """The last call ended without knowing: look for a majority before the next."""
+        """The last call ended with an unknown outcome: check for a majority before the next."""
 
     def taken(self, found: MessageOutcome) -> None:
-        """Hears of every message that was folded."""
+        """Called for every folded message."""
         if found.session != self._session or found.number not in self._landed:
             return
         if found.counted:
@@ -86,7 +86,7 @@ class LedgerWriter:
         self._news.set()
 
     async def append(self, entries: tuple[bytes, ...]) -> int:
-        """Writes entries; returns the position of the first. The caller has read up to the end at least once."""
+        """Writes entries; returns the position of the first. The caller has read to the end at least once."""
         doubt, self._doubt = self._doubt, None
         is_again = doubt is not None and doubt.entries == entries and self._is_open(doubt.number)
         for _ in range(SESSIONS_TRIED_MAX):
@@ -102,10 +102,10 @@ class LedgerWriter:
                 raise
             except _Forgotten:
                 is_again = False
-        raise LedgerUnavailable(f"{self._place.shown}: too many write at once; nothing was written, try again")
+        raise LedgerUnavailable(f"{self._place.shown}: too many writers at once; nothing was written, try again")
 
     async def do(self, deed: LedgerChange) -> None:
-        """Writes anything but entries."""
+        """Writes any change but entries."""
         self._doubt = None
         self._check_writer()
         number = self._next_number()
@@ -113,12 +113,12 @@ class LedgerWriter:
         try:
             await self._write(subject, number, [self._record(number, deed)], was_sent=False)
         except _Forgotten:
-            raise LedgerUnavailable(f"{self._place.shown}: too many write at once; nothing was written") from None
+            raise LedgerUnavailable(f"{self._place.shown}: too many writers at once; nothing was written") from None
 
-    # ------------------------------------------------------------------ one deed
+    # ------------------------------------------------------------------ one change
 
     def _next_number(self) -> int:
-        """The next of this session. One that the fold has forgotten is given up for a new one."""
+        """The next number of this session; a new session if the fold has forgotten this one."""
         state = self._reader.state
         is_known = self._session in state.sessions
         if not self._session or (not is_known and self._began < state.floor):
@@ -129,14 +129,14 @@ class LedgerWriter:
         return self._number
 
     def _is_open(self, number: int) -> bool:
-        """Whether a deed that is in doubt may still count, or has."""
+        """Whether a change with an unknown outcome may still count, or has."""
         mark = self._reader.state.sessions.get(self._session)
         return self._landed.get(number) is not None or (0 if mark is None else mark.number) < number
 
     def _check_writer(self) -> None:
         if self._signer.public_key not in self._reader.state.writers:
             raise LedgerUnavailable(
-                f"{self._place.shown}: the key {self._signer.public_key.hex()} is not among those that may write; have "
+                f"{self._place.shown}: the key {self._signer.public_key.hex()} may not write; have "
                 "a node that may enrol it (stigmergy ledger enrol), or give all nodes the same peers before it is made"
             )
 
@@ -146,7 +146,7 @@ class LedgerWriter:
         return write_record(state.name, state.incarnation, signer.algorithm, signer.public_key, body, signer.sign)
 
     async def _write(self, subject: str, number: int, payloads: Sequence[bytes], *, was_sent: bool) -> int:
-        """Sends until it is counted, refused, or the time is over."""
+        """Sends until the change is counted or refused, or time is up."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + WRITE_S
         why = "nobody answers"
@@ -176,7 +176,7 @@ class LedgerWriter:
                 was_sent, why = True, str(error)
                 self._is_troubled = True
             except (NoResponders, LinkDown) as error:
-                # What was sent before may be there; of what was sent now nothing is.
+                # Earlier tries may have arrived; this one has not.
                 why = str(error)
                 if not was_sent:
                     raise LedgerUnavailable(f"{self._place.shown}: {why}") from None
@@ -192,18 +192,18 @@ class LedgerWriter:
                     await self._reader.wait_read(max(acks, default=0), deadline_s)
                 if self._landed.get(number) is not None or not acks:
                     continue
-                why = "it is stored, and was passed over"
+                why = "it is stored, but does not count"
             await asyncio.sleep(PAUSE_S)
 
     def _check_passed_over(self) -> None:
-        """Ends a deed that cannot count any more: its writer may not write, or its session is forgotten for good."""
+        """Ends a change that can no longer count: its key may not write, or its session is forgotten for good."""
         self._check_writer()
         state = self._reader.state
         if self._session not in state.sessions and self._began < state.floor:
             raise _Forgotten
 
     async def _send(self, subject: str, number: int, payloads: Sequence[bytes]) -> list[int]:
-        """Publishes all parts, one after the other; returns their sequences. Ends early when the deed is counted."""
+        """Publishes all parts in order; returns their sequences. Ends early when the change is counted."""
         sequences: list[int] = []
         for part, payload in enumerate(payloads):
             headers = {"Nats-Msg-Id": f"{self._session.hex()}.{number}.{part}"}
@@ -214,7 +214,7 @@ class LedgerWriter:
         return sequences
 
     async def _publish(self, subject: str, payload: bytes, headers: dict[str, str], number: int) -> Ack | None:
-        """One message; None if its deed was seen in the log before the answer came."""
+        """Publishes one message; None if its change was folded before the answer came."""
         sending = asyncio.ensure_future(self._link.publish(subject, payload, headers, within_s=ATTEMPT_S))
         self._news.clear()
         news = asyncio.ensure_future(self._news.wait())
@@ -233,20 +233,20 @@ class LedgerWriter:
             await asyncio.gather(sending, news, return_exceptions=True)
 
     async def _why_no_majority(self) -> str:
-        """Why a message would not be stored now; empty if it would, as far as anybody knows."""
+        """Why no majority would store a message now; empty if one would, as far as we know."""
         try:
             info = await self._link.api(f"STREAM.INFO.{self._place.stream}", within_s=QUORUM_ASK_S)
         except (*NOT_THERE, JetStreamRefused) as error:
-            return f"no server leads it ({error})"
+            return f"it has no leader ({error})"
         replicas = (info.get("cluster") or {}).get("replicas") or []
         heard = sum(not one.get("offline") and one.get("active", 0) < ACTIVE_S_MAX * 1e9 for one in replicas)
         if (1 + heard) * 2 <= 1 + len(replicas):
-            return f"{1 + heard} of {1 + len(replicas)} servers are there, which is no majority"
+            return f"{1 + heard} of {1 + len(replicas)} servers answer, which is no majority"
         return ""
 
 
 def _parts(entries: tuple[bytes, ...], bytes_max: int) -> list[Entries]:
-    """An append as one deed, or, if that would be too large, as several."""
+    """An append as one change, or, if that is too large, as several."""
     groups: list[list[bytes]] = [[]]
     size_bytes = 0
     for entry in entries:

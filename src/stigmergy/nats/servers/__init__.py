@@ -67,15 +67,15 @@ __all__ = [
 
 
 def draw_passwords() -> Passwords:
-    """New ones, that nobody can guess."""
+    """Draws random passwords."""
     return Passwords(*(secrets.token_urlsafe(PASSWORD_BYTES) for _ in range(5)))
 
 
 async def on_cluster(
     address: NatsAddress, work: Callable[[NatsLink], Awaitable[ResultT]], *, name: str, within_s: float = 3.0
 ) -> ResultT:
-    """Does some work with a connection of its own, to the first server that answers, also where those before it hang.
-    Raises ConfigError, also where the client library is missing, and LinkDown."""
+    """Runs `work` with its own connection to the first server that answers, even if earlier ones hang. Raises
+    ConfigError, also if the client library is missing, and LinkDown."""
     try:
         from stigmergy.nats import link as links
     except ModuleNotFoundError:

@@ -12,9 +12,9 @@ from stigmergy.base.errors import ConfigError
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 LOOK_SUBJECT = "$SYS.REQ.SERVER.PING.JSZ"
-"""What every server answers with how its JetStream is."""
+"""Every server answers it with the state of its JetStream."""
 HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
-"""What every server answers with what is wrong with it, if anything is."""
+"""Every server answers it with its health."""
 DURABLE_LINES = (
     (
         "sync_interval: always",
@@ -40,13 +40,13 @@ DURABLE_LINES = (
         "a full store refuses what comes next and loses nothing; leave the disk more room than this",
     ),
 )
-"""The lines of a configuration on which it hangs that nothing acknowledged is lost, and why."""
+"""The lines of a configuration that durability depends on, and why."""
 MQTT_ACK_WAIT_S = 10
 MQTT_ACK_PENDING_MAX = 4_096
 
 
 class ServerTlsFiles(Struct, frozen=True):
-    """A server's certificate, and the authority whose clients it lets in."""
+    """A server's certificate, and the authority of the clients that it accepts."""
 
     cert: str
     key: str
@@ -54,20 +54,20 @@ class ServerTlsFiles(Struct, frozen=True):
 
 
 class User(Struct, frozen=True):
-    """Somebody who may connect. Without any, everybody may."""
+    """Who may connect. Without any users, everybody may."""
 
     name: str
     password: str
     is_system: bool = False
-    """Belongs to the system account: may look at servers and remove lost ones."""
+    """In the system account: may inspect servers and remove lost ones."""
     denied: tuple[str, ...] = ()
-    """Subjects that it may neither publish to nor subscribe to."""
+    """Subjects that it may neither publish nor subscribe to."""
     only_by: tuple[str, ...] = ()
-    """How it may connect, such as MQTT or LEAFNODE; in any way if empty."""
+    """How it may connect, such as MQTT or LEAFNODE; any way if empty."""
 
 
 class ServerPlan(Struct, frozen=True, kw_only=True):
-    """One server. Ports of 0 are not listened on, save the clients'."""
+    """One server. A port of 0 is not opened, except the clients'."""
 
     name: str
     store: str
@@ -76,26 +76,26 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     port: int = 4222
     http_port: int = 0
     http_host: str = ""
-    """Where monitoring listens, if not where clients do."""
+    """Where monitoring listens, if not with the clients."""
     cluster: str = ""
-    """The name of the cluster it belongs to; empty for one alone."""
+    """The name of its cluster; empty for a single server."""
     cluster_port: int = 0
     routes: tuple[str, ...] = ()
     """host:port of every server of the cluster."""
     is_behind_proxies: bool = False
-    """For tests of cut links: nobody is told of its ports, so that others come through what their `routes` name."""
+    """For tests of cut links: the server advertises no ports, so that others connect through their `routes`."""
     leaf_port: int = 0
     """Where leaf servers connect."""
     hubs: tuple[str, ...] = ()
-    """For a leaf: host:port of the hub's leaf ports; with user:password@ before them where the hub wants one."""
+    """For a leaf: host:port of the hub's leaf ports, with user:password@ if needed."""
     kept_in: tuple[str, ...] = ()
     """For a leaf: subjects that do not cross to the hub."""
     kept_out: tuple[str, ...] = ()
     """For a leaf: subjects that do not come in from the hub."""
     hub_tls: ServerTlsFiles | None = None
-    """For a leaf: what it shows to a hub that wants TLS, and the authority that it believes."""
+    """For a leaf: its certificate for a hub with TLS, and the authority that it trusts."""
     ping_every_s: float = 0.0
-    """How often a quiet connection is tried; one that hangs is given up after three times. 0 for the server's own."""
+    """The ping interval of idle connections; after three missed pings a connection ends. 0: the server's default."""
     domain: str = ""
     mqtt_port: int = 0
     mqtt_ack_wait_s: float = MQTT_ACK_WAIT_S
@@ -104,16 +104,16 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     file_bytes: int = 8 * 1024 * 1024 * 1024
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
     advertised: str = ""
-    """The name that others reach this host by, where it listens on all its addresses."""
+    """The host name that others use, if it listens on all addresses."""
     users: tuple[User, ...] = ()
     open_to: str = ""
-    """The user that everybody is who gives no name. On loopback only, please."""
+    """The user of clients that give no name. Use it on loopback only."""
     tls: ServerTlsFiles | None = None
     route_password: str = ""
-    """Servers of a cluster show it to each other; give one wherever others reach the cluster port."""
+    """Shared by the servers of a cluster; set it if others can reach the cluster port."""
     has_jetstream: bool = True
     tags: tuple[str, ...] = ()
-    """Such as `zone:north`: streams can be told to spread over them."""
+    """Such as `zone:north`: streams can be spread over them."""
 
 
 def write_configuration(plan: ServerPlan) -> str:
@@ -294,15 +294,15 @@ PORT, CLUSTER_PORT, LEAF_PORT, HTTP_PORT, MQTT_PORT = 4222, 6222, 7422, 8222, 18
 LOOPBACK = "127.0.0.1"
 ALL_ADDRESSES = "0.0.0.0"
 HUB = "hub"
-"""The domain of a cluster's JetStream: gateways tell it from their own by it."""
+"""The JetStream domain of a cluster, which distinguishes it from the gateways' own."""
 FLEET, GATEWAY, DEVICE, SYSTEM = "fleet", "gateway", "device", "system"
 NOT_FOR_DEVICES = ("$JS.>", "$KV.>", "$O.>", "$SYS.>", "stig.>")
-"""What devices have no business with: streams, buckets, and what workers say to each other."""
+"""Subjects that devices must not use: streams, buckets, and messages between workers."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
 
 
 class Passwords(Struct, frozen=True):
-    """Of the users, and of the servers among themselves."""
+    """Of the users, and between the servers."""
 
     fleet: str
     gateway: str
@@ -312,32 +312,32 @@ class Passwords(Struct, frozen=True):
 
 
 class ServerHost(Struct, frozen=True):
-    """A host that a server is to run on, as the command line names it."""
+    """A host for a server, as given on the command line."""
 
     host: str
     port: int
 
     @property
     def shift(self) -> int:
-        """All ports of a server are as far from the usual ones as that of its clients."""
+        """All ports of a server are this far from the default ones."""
         return self.port - PORT
 
 
 def parse_hosts(text: str) -> list[ServerHost]:
-    """hub-1,hub-2,hub-3 or with ports. Raises ConfigError for what cannot be a cluster, with the reason."""
+    """Parses hub-1,hub-2,hub-3, or with ports. Raises ConfigError with the reason."""
     places: list[ServerHost] = []
     for name in (part.strip() for part in text.split(",")):
         found = _HOST.fullmatch(name)
         port = int((found and found[2]) or PORT)
         if found is None or not 0 < port + max(CLUSTER_PORT, LEAF_PORT, HTTP_PORT) - PORT < 65536:
-            raise ConfigError(f"{name!r} is no host; give names or addresses with commas, like hub-1,hub-2,hub-3")
+            raise ConfigError(f"{name!r} is not a host; give names or addresses with commas, like hub-1,hub-2,hub-3")
         place = ServerHost(found[1], port)
         if place in places:
-            raise ConfigError(f"{name} is named twice; each server needs a host, or at least a port, of its own")
+            raise ConfigError(f"{name} is named twice; each server needs its own host, or at least its own port")
         places.append(place)
     if len(places) == 2:
         raise ConfigError(
-            "two hosts have no majority once one of them is gone, and so survive no loss: name three, or one to begin "
+            "two hosts have no majority when one is gone, so they survive no loss: name three, or one to begin "
             "with; the third may be a small machine"
         )
     if len(places) > HOSTS_MAX:
@@ -383,7 +383,7 @@ def plan_hosts(
 
 
 def server_names(places: list[ServerHost]) -> list[str]:
-    """What the servers are called: as their hosts, and where two share one, with the port."""
+    """Servers are named after their hosts; with the port if two share one."""
     hosts = [place.host.strip("[]").replace(":", "-") for place in places]
     return [
         host if hosts.count(host) == 1 else f"{host}-{place.port}" for host, place in zip(hosts, places, strict=True)
@@ -391,7 +391,7 @@ def server_names(places: list[ServerHost]) -> list[str]:
 
 
 def users_of(passwords: Passwords) -> tuple[User, ...]:
-    """Who may connect: workers and tools, gateways, devices, and administrators of the servers."""
+    """The users: workers and tools, gateways, devices, and administrators of the servers."""
     return (
         User(FLEET, passwords.fleet),
         User(GATEWAY, passwords.gateway),
@@ -403,8 +403,8 @@ def users_of(passwords: Passwords) -> tuple[User, ...]:
 def urls_of(
     plans: list[ServerPlan], passwords: Passwords, tls: ServerTlsFiles | None, replicas: int | None = None
 ) -> dict[str, str]:
-    """Where each kind of client connects, passwords included. Streams have three replicas, where nothing else is said
-    and there are as many servers."""
+    """Where each kind of client connects, passwords included. Streams have three replicas by default if there are that
+    many servers."""
     scheme, devices = ("nats", "mqtt") if tls is None else ("tls", "mqtts")
     query = f"?replicas={replicas or min(3, len(plans) if len(plans) % 2 else len(plans) - 1)}"
 
@@ -423,7 +423,7 @@ def urls_of(
 
 
 def plan_local(folder: str, ports: list[dict[str, int]], passwords: Passwords) -> list[ServerPlan]:
-    """Servers side by side on loopback, where who gives no name is one of the fleet."""
+    """Servers on loopback, where clients without a name belong to the fleet."""
     routes = tuple(f"{LOOPBACK}:{own['cluster']}" for own in ports) if len(ports) > 1 else ()
     return [
         ServerPlan(

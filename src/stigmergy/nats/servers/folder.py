@@ -1,4 +1,4 @@
-"""The folder of a local cluster: who has it open, the ports and passwords of its servers, and the paths in it."""
+"""The folder of a local cluster: its lock, the ports and passwords of its servers, and its paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NODES = (1, 3, 5)
 
 
 class FolderNotes(Struct, frozen=True):
-    """What a folder remembers, so that a cluster is found again where it was."""
+    """The contents of a folder, so that a cluster keeps its ports."""
 
     ports: list[dict[str, int]]
     passwords: Passwords
@@ -31,14 +31,14 @@ class FolderNotes(Struct, frozen=True):
     """Ports of gateways, by site."""
     format: int = FORMAT
     replicas: int = 0
-    """Of all streams: as many as there are servers. 0 in folders that were begun before it was written down."""
+    """Of all streams: the number of servers. 0 in older folders that did not record it."""
 
 
 class ClusterFolder:
-    """A folder that is ours until it is closed. Raises JournalLocked if another process has it."""
+    """A folder, locked until it is closed. Raises JournalLocked if another process has it."""
 
     def __init__(self, path: Path, nodes: int, first_port: int | None = None) -> None:
-        """Clients connect to `first_port` and those behind it, or to free ones."""
+        """Clients connect to `first_port` and the ports after it, or to free ones."""
         if nodes not in NODES:
             raise ConfigError(
                 f"--nodes {nodes}: give 1, 3 or 5; an even number of servers survives no more losses than one less"
@@ -53,7 +53,6 @@ class ClusterFolder:
 
     @property
     def plans(self) -> list[ServerPlan]:
-        """Its servers."""
         return plan_local(str(self.path.resolve()), self.notes.ports, self.notes.passwords)
 
     @property
@@ -63,12 +62,12 @@ class ClusterFolder:
 
     @property
     def replicas(self) -> int:
-        """How many servers keep each stream. It cannot change: streams that are there keep their number."""
+        """How many servers hold each stream. It cannot change: existing streams keep their number."""
         return self.notes.replicas or min(3, len(self.notes.ports))
 
     @property
     def kept_url(self) -> str:
-        """The same for logs, bus and ledger, which say how many servers keep them."""
+        """The same for logs, bus and ledger, with the number of replicas."""
         return f"{self.url}?replicas={self.replicas}"
 
     @property
@@ -86,7 +85,7 @@ class ClusterFolder:
         return self.notes.gateways[site]
 
     def check_ports(self) -> None:
-        """Raises ConfigError if another program listens where a server is to."""
+        """Raises ConfigError if another program uses a server's port."""
         for number, own in enumerate(self.notes.ports, start=1):
             for port in own.values():
                 _check_free(
@@ -96,7 +95,7 @@ class ClusterFolder:
                 )
 
     def close(self) -> None:
-        """Lets go of the folder."""
+        """Unlocks the folder."""
         os.close(self._lock)
 
     def _take(self) -> int:
@@ -169,20 +168,20 @@ class ClusterFolder:
 
 
 def _check_free(port: int, number: int, otherwise: str) -> None:
-    """Raises ConfigError if another program listens where a server is to."""
+    """Raises ConfigError if another program uses a server's port."""
     with contextlib.closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
         except OSError as error:
             raise ConfigError(
-                f"port {port} of server n{number} cannot be had ({error.strerror}); end the program that has it, "
+                f"port {port} of server n{number} is not available ({error.strerror}); end the program that uses it, "
                 f"{otherwise}"
             ) from None
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Whole or not at all, and for its owner alone."""
+    """Writes atomically, readable only by the owner."""
     new = path.with_suffix(".new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -191,7 +190,7 @@ def _write_private(path: Path, data: bytes) -> None:
 
 
 def told_urls(folder: ClusterFolder) -> dict[str, Any]:
-    """Where what can be reached, without passwords."""
+    """The addresses of everything, without passwords."""
     return {
         "nats": folder.url,
         "mqtt": [f"mqtt://{LOOPBACK}:{own['mqtt']}" for own in folder.notes.ports],

@@ -29,77 +29,77 @@ from stigmergy.nats.servers.configuration import HEALTH_SUBJECT, LOOK_SUBJECT
 from stigmergy.nats.servers.server import WRITE_ERROR
 
 LOOK_S = 1.0
-"""So long a server may take to say how it is."""
+"""How long a server may take to answer."""
 STREAMS_S = 6.0
 STREAMS_COUNT_MAX = 10_000
 CONSUMERS_S = 2.0
 BEHIND_S = 0.5
-"""A copy that has still not what the leader had so long ago is behind, and not just a message late."""
+"""A copy that lacks what the leader had this long ago is behind, not just a message late."""
 NS = 1_000_000_000
 _ELSEWHERE = ("$SYS.REQ.SERVER.PING.CONNZ",)
-"""What servers answer to members of any account."""
+"""Servers answer these for members of any account."""
 
 
 class ServerSeen(Struct, frozen=True, kw_only=True):
-    """A server, as it says itself; or as others know it, if it does not answer."""
+    """A server as it describes itself, or as others know it if it does not answer."""
 
     name: str
     is_up: bool
     has_jetstream: bool | None = None
-    """Whether its JetStream is on; None if that cannot be seen."""
+    """Whether its JetStream is on; None if unknown."""
     version: str = ""
     leads: bool = False
-    """Leads the servers: places streams, and knows which there are."""
+    """The meta leader: places streams, and knows them all."""
     streams: int | None = None
     store_bytes: int | None = None
     store_bytes_max: int | None = None
     sync: str | None = None
-    """When it syncs its disk: `always`, or after so many seconds."""
+    """When it syncs its disk: `always`, or an interval in seconds."""
     clock_off_s: float | None = None
-    """How far its clock is ahead of ours, give or take the way there."""
+    """How far its clock is ahead of ours, within the round trip."""
     error: str = ""
-    """What it says is wrong with it; empty, too, where servers may not be asked for their health."""
+    """What it reports as wrong; also empty if we may not ask for its health."""
 
     @property
     def cannot_write(self) -> bool:
-        """A stream of it could not be written, and takes nothing more until it is restarted."""
+        """It could not write a stream, and stores nothing more until it is restarted."""
         return WRITE_ERROR in self.error
 
     @property
     def is_off(self) -> bool:
-        """It is there, and keeps nothing."""
+        """It runs, and stores nothing."""
         return self.is_up and self.has_jetstream is False
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of those that a majority is made of."""
+        """Whether it counts for the majority."""
         return self.is_up and not self.is_off
 
 
 class ReplicaSeen(Struct, frozen=True):
-    """One copy of a stream beside its leader's."""
+    """A copy of a stream, other than its leader's."""
 
     server: str
     is_current: bool
     is_offline: bool
     behind: int
-    """How many entries it has not yet."""
+    """How many entries it lacks."""
     last_sequence: int | None = None
-    """Its last entry, as its own server says; None: that one was not heard, and the rest is what the leader says."""
+    """Its last entry, as its own server says; None if that did not answer, and the rest is the leader's view."""
 
 
 class ConsumerSeen(Struct, frozen=True):
-    """A reader of a stream and its position."""
+    """A consumer of a stream and its position."""
 
     name: str
     pending: int
-    """Messages that it was not given yet."""
+    """Messages not delivered to it yet."""
     unconfirmed: int
-    """Messages that it was given and has not confirmed."""
+    """Messages delivered and not acknowledged."""
 
 
 class StreamSeen(Struct, frozen=True, kw_only=True):
-    """A stream, as its leader says."""
+    """A stream, as its leader sees it."""
 
     name: str
     replicas: int
@@ -112,11 +112,11 @@ class StreamSeen(Struct, frozen=True, kw_only=True):
     last_time: str
     consumers: tuple[ConsumerSeen, ...] = ()
     group: str = ""
-    """The Raft group of its copies; empty if there is one copy only."""
+    """The Raft group of its copies; empty if there is only one."""
 
     @property
     def behind(self) -> int:
-        """What the copy that is furthest behind has not yet."""
+        """How many entries the slowest copy lacks."""
         return max((one.behind for one in self.others), default=0)
 
     @property
@@ -126,27 +126,27 @@ class StreamSeen(Struct, frozen=True, kw_only=True):
 
 
 class ServersSeen(Struct, frozen=True, kw_only=True):
-    """All servers, and whether they can decide anything."""
+    """All servers, and whether they have a quorum."""
 
     servers: tuple[ServerSeen, ...]
     has_quorum: bool | None
-    """Whether a majority is there, with JetStream on, and has a leader; None if that cannot be seen."""
+    """Whether a majority runs, with JetStream on, and has a leader; None if unknown."""
     needed: int = 1
     leader: str = ""
 
     @property
     def has_majority(self) -> bool:
-        """Whether enough of them are there, with JetStream on, to choose a leader."""
+        """Whether enough servers run, with JetStream on, to elect a leader."""
         return sum(server.counts for server in self.servers) >= self.needed
 
     @property
     def gone(self) -> list[str]:
-        """Those that do not answer."""
+        """Servers that do not answer."""
         return [server.name for server in self.servers if not server.is_up]
 
     @property
     def off(self) -> list[str]:
-        """Those that answer, with their JetStream off."""
+        """Servers that answer, with their JetStream off."""
         return [server.name for server in self.servers if server.is_off]
 
 
@@ -164,13 +164,13 @@ async def look_at_servers(link: NatsLink, within_s: float = LOOK_S) -> ServersSe
     if not metas:
         if not seen or any(server.has_jetstream is None for server in seen):
             return ServersSeen(servers=_sorted(seen), has_quorum=None)
-        # One alone; or those of a cluster that have JetStream off, or have just begun: nobody knows how many there are.
+        # A single server; or servers of a cluster with JetStream off or just started: their number is unknown.
         clustered = any(answer["server"].get("cluster") for answer, _ in answers)
         needed = len(seen) // 2 + 1
         return ServersSeen(servers=_sorted(seen), has_quorum=len(working) >= needed and not clustered, needed=needed)
     leader = _leader(list(metas.values()), working)
     needed = max(int(meta.get("quorum_needed") or meta["cluster_size"] // 2 + 1) for meta in metas.values())
-    # Any of them may know of one that the others have not heard of, or have forgotten.
+    # Any server may know of one that the others do not know, or have forgotten.
     told = metas.get(leader) or max(metas.values(), key=lambda meta: len(meta.get("replicas") or ()))
     heard = [server.name for server in seen]
     known = [one["name"] for one in told.get("replicas") or () if one["name"] not in heard]
@@ -182,9 +182,9 @@ async def look_at_servers(link: NatsLink, within_s: float = LOOK_S) -> ServersSe
 
 
 async def look_at_streams(link: NatsLink, prefix: str = "") -> tuple[list[StreamSeen], list[str]]:
-    """All streams whose names begin so, and the names of those that no leader answers for.
+    """All streams with this prefix, and the names of those without a leader.
 
-    Raises LinkDown, or JetStreamRefused where there is no majority.
+    Raises LinkDown, or JetStreamRefused without a majority.
     """
     found: list[StreamSeen] = []
     missing: list[str] = []
@@ -201,7 +201,7 @@ async def look_at_streams(link: NatsLink, prefix: str = "") -> tuple[list[Stream
 
 
 async def with_copies(link: NatsLink, streams: list[StreamSeen], servers: ServersSeen) -> list[StreamSeen]:
-    """The same streams, with what each copy says of itself. Raises LinkDown."""
+    """The same streams, with each copy's own position. Raises LinkDown."""
     if not any(server.has_jetstream for server in servers.servers) or not any(one.others for one in streams):
         return streams
     before = await _copies(link, servers)
@@ -214,7 +214,7 @@ async def with_copies(link: NatsLink, streams: list[StreamSeen], servers: Server
 
 
 async def with_consumers(link: NatsLink, stream: StreamSeen) -> StreamSeen:
-    """The same stream, with its readers. Without those that do not answer."""
+    """The same stream, with its consumers, except those that do not answer."""
     found: list[ConsumerSeen] = []
     with contextlib.suppress(JetStreamRefused, LinkDown):
         while True:
@@ -230,8 +230,8 @@ async def with_consumers(link: NatsLink, stream: StreamSeen) -> StreamSeen:
 async def _ask_all(
     link: NatsLink, subject: str, within_s: float, body: bytes = b"", count: int | None = None
 ) -> list[tuple[dict[str, Any], float]]:
-    """What everybody answers, each with our wall clock when it came; ends early once all of a cluster have, or so
-    many."""
+    """All answers, each with our wall clock at its arrival; ends early once the whole cluster has answered, or
+    `count_max` servers."""
     found: list[tuple[dict[str, Any], float]] = []
     done = asyncio.Event()
     asked_s = time.time()
@@ -242,7 +242,7 @@ async def _ask_all(
             return
         with contextlib.suppress(msgspec.DecodeError):
             answer = msgspec.json.decode(message.data, type=dict[str, Any])
-            # The clock was read somewhere between our asking and our hearing.
+            # The server read its clock somewhere between our request and its arrival.
             found.append((answer, (asked_s + time.time()) / 2))
             sizes = [count] if count is not None else [_size(one) for one, _ in found]
             if (size := max((one for one in sizes if one is not None), default=None)) and len(found) >= size:
@@ -261,7 +261,7 @@ async def _ask_all(
 
 
 def _size(answer: dict[str, Any]) -> int | None:
-    """Of how many servers this one is; None if it does not say: in a cluster, one with JetStream off does not."""
+    """The size of its cluster; None if it does not say: with JetStream off it does not."""
     if meta := _data(answer).get("meta_cluster"):
         return int(meta["cluster_size"])
     return 1 if "config" in _data(answer) and not answer["server"].get("cluster") else None
@@ -282,7 +282,7 @@ async def _copies(link: NatsLink, servers: ServersSeen) -> dict[tuple[str, str],
 def _with_copies(
     stream: StreamSeen, servers: ServersSeen, before: dict[tuple[str, str], int], after: dict[tuple[str, str], int]
 ) -> StreamSeen:
-    """What each copy has `after` of what the leader had `before`."""
+    """Compares what each copy has `after` with what the leader had `before`."""
     led = before.get((stream.leader, stream.group))
     heard = {server for server, _ in after}
     others: list[ReplicaSeen] = []
@@ -291,14 +291,14 @@ def _with_copies(
         if led is None or lost or one.server not in heard:
             others.append(msgspec.structs.replace(one, is_offline=lost))
             continue
-        last = after.get((one.server, stream.group), 0)  # none yet, of one that was just placed there
+        last = after.get((one.server, stream.group), 0)  # a copy that was just placed has none yet
         behind = max(0, led - last)
         others.append(ReplicaSeen(one.server, one.is_current and not behind, False, behind, last))
     return msgspec.structs.replace(stream, others=tuple(others))
 
 
 def _leader(metas: list[dict[str, Any]], working: list[str]) -> str:
-    """The leader according to most of those that answer. They believe in a lost leader for some seconds."""
+    """The leader according to most of those that answer. They report a lost leader for some seconds."""
     named = [str(meta.get("leader") or "") for meta in metas]
     leader = max(named, key=named.count, default="")
     return leader if leader in working else ""
@@ -315,7 +315,7 @@ def _data(answer: dict[str, Any]) -> dict[str, Any]:
 def _server(answer: dict[str, Any], at_s: float, errors: dict[str, str]) -> ServerSeen:
     server, data = answer["server"], _data(answer)
     has_jetstream = not data.get("disabled", False) if "config" in data else None
-    # One whose JetStream is off tells zeros: not what it was configured to do, nor what it has kept.
+    # With JetStream off it reports zeros: neither its configuration nor its contents.
     config = data["config"] if has_jetstream else {}
     sync = None
     if config:

@@ -34,15 +34,15 @@ class Replica(Struct, frozen=True):
     server: str
     is_current: bool
     heard_s: float
-    """How long ago the leader has heard of it; 0 for the leader itself."""
+    """How long ago the leader heard from it; 0 for the leader itself."""
 
 
 class Moved(Struct, frozen=True):
-    """What was done for one stream."""
+    """The result for one stream."""
 
     stream: str
     servers: tuple[str, ...]
-    """Who holds it now."""
+    """The servers that hold it now."""
 
 
 async def stream_names(link: NatsLink) -> list[str]:
@@ -58,15 +58,15 @@ async def stream_names(link: NatsLink) -> list[str]:
 
 
 async def replicas_of(link: NatsLink, stream: str) -> list[Replica]:
-    """Who holds a stream, its leader first; empty while nobody leads it. Raises LinkDown or JetStreamRefused."""
+    """The replicas of a stream, its leader's first; empty without a leader. Raises LinkDown or JetStreamRefused."""
     return _replicas(await link.api(f"STREAM.INFO.{stream}", within_s=CALL_S))
 
 
 async def replace_member(link: NatsLink, lost: str, within_s: float = REPLACE_S) -> list[Moved]:
-    """Moves every replica of a lost server to one that is there, and waits until each is whole.
+    """Moves every replica of a lost server to another one, and waits until each is complete.
 
-    Can be called again, if it was cut short. Raises ConfigError if there is no server that could take the place, and
-    LinkDown if it is not done in time.
+    Can be called again after an interruption. Raises ConfigError if no server can replace it, and LinkDown if it is
+    not done in time.
     """
     deadline_s = asyncio.get_running_loop().time() + within_s
     moved: list[Moved] = []
@@ -77,8 +77,8 @@ async def replace_member(link: NatsLink, lost: str, within_s: float = REPLACE_S)
 
 
 async def forget_server(system: NatsLink, lost: str) -> None:
-    """Takes a lost server out of the cluster's own group, so that it no longer counts there. The link must be of the
-    system account. Raises ConfigError if it is not, and LinkDown."""
+    """Removes a lost server from the cluster's meta group, so that it no longer counts there. The link must use the
+    system account. Raises ConfigError if it does not, and LinkDown."""
     try:
         await system.api("SERVER.REMOVE", {"peer": lost}, within_s=CALL_S)
     except JetStreamRefused as error:
@@ -92,7 +92,7 @@ async def forget_server(system: NatsLink, lost: str) -> None:
 
 
 async def _remove_peer(link: NatsLink, stream: str, lost: str, deadline_s: float) -> bool:
-    """Whether the lost server held the stream; then it does no more."""
+    """Removes the lost server from the stream; returns whether it held it."""
 
     async def held() -> bool:
         found = await replicas_of(link, stream)

@@ -26,10 +26,10 @@ LOOK_S = 0.01
 HTTP_S = 2.0
 LOG_BYTES_SHOWN = 2_000
 DISK_ERRORS = ("no space left", "input/output error", "read-only file system", "disk quota exceeded")
-"""What an operating system says of a disk, as it stands in a server's log."""
+"""Disk errors of the operating system, as they appear in a server's log."""
 LOG_BYTES_READ = 64 * 1024
 WRITE_ERROR = "write error"
-"""In what a server says of its health when a stream could not be written."""
+"""In a server's health report when it could not write a stream."""
 GREETING_BYTES_MAX = 64 * 1024
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +38,7 @@ _PREFIX = re.compile(r"^\[\d+\] \S+ \S+ \[\w+\] ")
 
 
 class NatsServer:
-    """One server. Its configuration and log lie in the folder; the plan says where its data is."""
+    """One server. Its configuration and log are in the folder; the plan names its data folder."""
 
     def __init__(self, plan: ServerPlan, folder: Path, *, dies_with_us: bool = True) -> None:
         """With `dies_with_us`, the system ends it when our process ends, however that ends."""
@@ -54,22 +54,21 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 while it does not run."""
+        """Its process id; 0 while it does not run."""
         return self._process.pid if self.is_running and self._process is not None else 0
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; None while it runs or if it never did."""
+        """Its exit code; None while it runs or if it never did."""
         return None if self._process is None else self._process.poll()
 
     @property
     def log(self) -> str:
-        """The end of what it said."""
+        """The end of its log."""
         path = self.folder / f"{self.plan.name}.log"
         if not path.exists():
             return ""
@@ -79,13 +78,13 @@ class NatsServer:
 
     @property
     def complaint(self) -> str:
-        """The last thing that it was not content with, or just the last thing, in one line."""
+        """The last warning or error in its log, else its last line."""
         lines = [line for line in self.log.splitlines() if line.strip()]
         loud = [line for line in lines if "[FTL]" in line or "[ERR]" in line or line.startswith("nats-server:")]
         return _PREFIX.sub("", (loud or lines or [""])[-1]).strip()
 
     def start(self) -> None:
-        """Starts it and returns at once. Raises ConfigError if there is no such program."""
+        """Starts it and returns at once. Raises ConfigError if the program is missing."""
         program = find_program()
         self.folder.mkdir(parents=True, exist_ok=True)
         Path(self.plan.store).mkdir(parents=True, exist_ok=True)
@@ -103,7 +102,7 @@ class NatsServer:
             )
 
     def wait_listening(self, within_s: float = START_S_MAX) -> None:
-        """Waits until it takes connections. Raises ConfigError, with what it said, if it ends instead."""
+        """Waits until it accepts connections. Raises ConfigError, with its last words, if it ends instead."""
         deadline_s = time.monotonic() + within_s
         while True:
             if self.is_running and greeting_at(self.plan.host, self.plan.port).get("server_name") == self.plan.name:
@@ -112,7 +111,7 @@ class NatsServer:
             time.sleep(LOOK_S)
 
     def wait_ready(self, within_s: float = START_S_MAX) -> None:
-        """Waits until it says that it is well, JetStream included: in a cluster that takes a majority."""
+        """Waits until it reports that it is healthy, JetStream included: in a cluster that needs a majority."""
         self.wait_listening(within_s)
         deadline_s = time.monotonic() + within_s
         while self.plan.http_port and not self.is_healthy():
@@ -120,14 +119,14 @@ class NatsServer:
             time.sleep(LOOK_S)
 
     def check(self, deadline_s: float) -> None:
-        """Raises if it has ended, or if this time has come."""
+        """Raises if it has ended, or if the deadline is over."""
         if not self.is_running:
-            raise ConfigError(f"server {self.plan.name} has ended: {self.complaint or 'it said nothing'}")
+            raise ConfigError(f"server {self.plan.name} has ended: {self.complaint or 'its log is empty'}")
         if time.monotonic() > deadline_s:
-            raise LinkDown(f"server {self.plan.name} is not ready in time: {self.complaint or 'it says nothing'}")
+            raise LinkDown(f"server {self.plan.name} is not ready in time: {self.complaint or 'its log is empty'}")
 
     def is_healthy(self) -> bool:
-        """Whether it says so itself."""
+        """Whether it reports so itself."""
         return self.look("healthz").get("status") == "ok"
 
     def look(self, page: str) -> dict[str, object]:
@@ -135,15 +134,15 @@ class NatsServer:
         return look_at(f"http://{self.plan.http_host or self.plan.host}:{self.plan.http_port}", page)
 
     def stop(self) -> None:
-        """Stops it cleanly: it first hands over its leaderships."""
+        """Stops it cleanly: it first transfers its leaderships."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it at once, as a crash would."""
+        """Kills it, like a crash."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stops it where it is, as a stalled machine would; returns when it stands still."""
+        """Suspends it, like a stalled machine; returns when it is suspended."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
             deadline_s = time.monotonic() + STOP_S_MAX
@@ -151,7 +150,7 @@ class NatsServer:
                 time.sleep(LOOK_S)
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Continues after `pause`."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 
@@ -185,15 +184,14 @@ def look_at(http_url: str, page: str) -> dict[str, object]:
 
 
 def needs_restart(error: str) -> bool:
-    """Whether what a server says of its health (`healthz`) does not end without a restart: its JetStream is off, or a
-    stream could not be written."""
+    """Whether a reported error (`healthz`) needs a restart: JetStream is off, or a stream could not be written."""
     return f"({NOT_ENABLED})" in error or WRITE_ERROR in error
 
 
 def last_error_in(log: Path) -> str:
-    """The last error in a server's log that says why its JetStream went off, in one line; empty if there is none.
+    """The last error in a server's log that explains why its JetStream is off, in one line; empty if there is none.
 
-    What the disk said comes first: a server that could not write goes on to report what follows from it.
+    Prefers disk errors: a server that could not write also logs the consequences.
     """
     try:
         with log.open("rb") as file:
@@ -207,7 +205,7 @@ def last_error_in(log: Path) -> str:
 
 
 def greeting_at(host: str, port: int) -> dict[str, object]:
-    """The greeting of a server; empty if there is none, or it is something else."""
+    """The greeting of a server; empty if there is none, or it is not a NATS server."""
     with contextlib.suppress(OSError, msgspec.DecodeError, ValueError):
         with socket.create_connection((host, port), timeout=1.0) as connection:
             line = connection.makefile("rb").readline(GREETING_BYTES_MAX)
@@ -226,7 +224,7 @@ def find_program() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody uses at this moment, all different."""
+    """Free ports on loopback, all different."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -235,7 +233,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _stands_still(pid: int) -> bool:
-    """A signal is delivered when the process is next scheduled, thread by thread."""
+    """Whether all its threads are suspended: a signal is delivered when a thread is next scheduled."""
     with contextlib.suppress(OSError):
         stats = [path.read_text(encoding="utf-8") for path in Path(f"/proc/{pid}/task").glob("*/stat")]
         return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)

@@ -34,11 +34,11 @@ from stigmergy.nats.servers.inspection import (
     with_copies,
 )
 
-# What is wrong with a cluster, or soon will be, as sentences with remedies. Pure: it judges one report.
+# Problems of a cluster, present or near, as sentences with remedies. Pure: it judges one report.
 
 CLOCK_WARN_S = 0.5
 CLOCK_FAIL_S = 5.0
-"""Leases run on monotonic clocks; but the times in logs, and who compares them, need clocks that agree."""
+"""Leases use monotonic clocks; but the times in logs are compared, and need clocks that agree."""
 STORE_WARN = 0.8
 STORE_FAIL = 0.95
 MEND_OFF = (
@@ -48,15 +48,13 @@ MEND_OFF = (
 
 
 class Level(StrEnum):
-    """How bad it is."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
 
 
 class ClusterFinding(Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     level: Level
@@ -65,7 +63,7 @@ class ClusterFinding(Struct, frozen=True):
 
 
 def check(standing: ClusterStatus) -> list[ClusterFinding]:
-    """Everything that can be judged from outside."""
+    """All checks that are possible from outside."""
     return [
         *_quorum(standing),
         *_versions(standing),
@@ -78,7 +76,7 @@ def check(standing: ClusterStatus) -> list[ClusterFinding]:
 
 
 def is_off(servers: list[str]) -> str:
-    """What is wrong with servers that are up and keep nothing."""
+    """The error of servers that run and store nothing."""
     return (
         f"JetStream is off on {', '.join(servers)}: NATS turns it off when the disk of a server is full or fails, and "
         "it stays off until that server is restarted"
@@ -106,11 +104,11 @@ def _quorum(standing: ClusterStatus) -> list[ClusterFinding]:
     for server in seen.servers:
         if server.error and not server.is_off:
             level, remedy = (Level.FAIL, MEND_OFF) if server.cannot_write else (Level.WARN, "look again in a moment")
-            found += [ClusterFinding("health", level, f"{server.name} is not well: {server.error}", remedy)]
+            found += [ClusterFinding("health", level, f"{server.name} is not healthy: {server.error}", remedy)]
     if found:
         return found
     if len(seen.servers) == 1:
-        what = "one server: it keeps everything once, and nothing is written while it is away"
+        what = "one server: it stores everything once, and nothing is written while it is away"
         return [
             ClusterFinding(
                 "servers", Level.WARN, what, "three servers survive the loss of one: stigmergy cluster config"
@@ -125,22 +123,22 @@ def _quorum(standing: ClusterStatus) -> list[ClusterFinding]:
 def _versions(standing: ClusterStatus) -> list[ClusterFinding]:
     versions = sorted({server.version for server in standing.servers.servers if server.version})
     if len(versions) > 1:
-        what = f"servers of versions {', '.join(versions)} work together"
-        return [ClusterFinding("versions", Level.WARN, what, "fine during an upgrade; bring it to an end")]
+        what = f"servers run different versions: {', '.join(versions)}"
+        return [ClusterFinding("versions", Level.WARN, what, "fine during an upgrade; complete it")]
     return [ClusterFinding("versions", Level.OK, f"all run {versions[0]}")] if versions else []
 
 
 def _sync(standing: ClusterStatus) -> list[ClusterFinding]:
     seen = [server for server in standing.servers.servers if server.counts]
     if not seen:
-        return []  # nobody to ask; what is wrong is said above
+        return []  # no server answers; another finding says so
     if any(server.sync is None for server in seen):
         remedy = "use configurations of stigmergy cluster config, which let the fleet's user look"
-        return [ClusterFinding("sync", Level.WARN, "when disks are synced cannot be seen", remedy)]
+        return [ClusterFinding("sync", Level.WARN, "we may not see when disks are synced", remedy)]
     if late := [server for server in seen if server.sync != "always"]:
         what = ", ".join(f"{server.name} syncs every {server.sync}" for server in late)
         remedy = "write sync_interval: always into jetstream { … }, and restart one server after the other"
-        return [ClusterFinding("sync", Level.FAIL, f"{what}: power that fails takes acknowledged events", remedy)]
+        return [ClusterFinding("sync", Level.FAIL, f"{what}: a power failure loses acknowledged events", remedy)]
     return [ClusterFinding("sync", Level.OK, "every server syncs before it acknowledges")]
 
 
@@ -150,14 +148,14 @@ def _stores(standing: ClusterStatus) -> list[ClusterFinding]:
         return []
     if any(server.counts and server.store_bytes is None for server in standing.servers.servers):
         remedy = "use configurations of stigmergy cluster config, which let the fleet's user look"
-        found.append(ClusterFinding("store", Level.WARN, "how full stores are cannot be seen", remedy))
+        found.append(ClusterFinding("store", Level.WARN, "we may not see how full the stores are", remedy))
     for server in standing.servers.servers:
         if server.store_bytes is None or not server.store_bytes_max:
             continue
         share = server.store_bytes / server.store_bytes_max
         if share > STORE_WARN:
             level = Level.FAIL if share > STORE_FAIL else Level.WARN
-            remedy = "raise max_file, where the disk has room; a full store takes nothing more"
+            remedy = "raise max_file, if the disk has room; a full store refuses writes"
             found.append(ClusterFinding("store", level, f"{server.name} has used {share:.0%} of its store", remedy))
     return found or [ClusterFinding("store", Level.OK, f"every store is less than {STORE_WARN:.0%} full")]
 
@@ -215,11 +213,11 @@ def _shards(standing: ClusterStatus) -> list[ClusterFinding]:
     for fleet in standing.fleets:
         nobody = [shard.shard for shard in fleet.shards if not shard.worker]
         if nobody:
-            what = f"{fleet.fleet}: nobody has {len(nobody)} of {len(fleet.shards)} shards"
-            remedy = "start workers; if some are there, see what they say about these shards"
+            what = f"{fleet.fleet}: {len(nobody)} of {len(fleet.shards)} shards have no owner"
+            remedy = "start workers; if some run, see what they say about these shards"
             found.append(ClusterFinding("shards", Level.FAIL if not fleet.workers else Level.WARN, what, remedy))
         elif len(fleet.workers) == 1:
-            what = f"{fleet.fleet}: one worker has all shards; while it is away nothing is decided"
+            what = f"{fleet.fleet}: one worker owns all shards; while it is away nothing is decided"
             found.append(ClusterFinding("shards", Level.WARN, what, "start a second one, on another machine"))
         else:
             what = f"{fleet.fleet}: all {len(fleet.shards)} shards have an owner, of {len(fleet.workers)} workers"
@@ -234,7 +232,7 @@ NOBODY_LEADS = (
     "the servers have no leader at the moment; they choose one within seconds, and nothing is written until then"
 )
 KEYS_COUNT = 500
-"""So many keys of a bucket are asked for at a time."""
+"""Keys of a bucket read at a time."""
 KEYS_COUNT_MAX = 100_000
 _CLUSTER_STREAM = "KV_" + naming.cluster_bucket("")
 _LEDGER_STREAM = naming.ledger_stream("")
@@ -242,7 +240,7 @@ _LOG = re.compile(rf"({re.escape(naming.log_stream('', 0, 0)[: -len('_0_0')])}.+
 """The log of one shard."""
 _OWNER_KEY = re.compile(r"owner\.(\d+)")
 _LATER = ("KV-Operation", "Nats-Marker-Reason")
-"""Headers of a message that says that a key is gone."""
+"""Headers of the marker of a removed key."""
 
 
 class WorkerSeen(Struct, frozen=True):
@@ -263,10 +261,10 @@ class ShardSeen(Struct, frozen=True):
 
     shard: int
     worker: str
-    """Empty: nobody has it."""
+    """Empty if it has no owner."""
     claim: int
     planned: str
-    """Who is to have it."""
+    """The planned owner."""
     last_sequence: int | None
     """Of its log."""
 
@@ -281,11 +279,11 @@ class FleetSeen(Struct, frozen=True):
     plan: int | None
     """The number of the plan."""
     unmet: tuple[str, ...] = ()
-    """What its agents need and its workers have not, as they say themselves."""
+    """What its agents need and its workers lack, as these say themselves."""
 
 
 class LedgerSeen(Struct, frozen=True):
-    """A ledger, and where its log ends."""
+    """A ledger, and the end of its log."""
 
     ledger: str
     head: int
@@ -293,7 +291,7 @@ class LedgerSeen(Struct, frozen=True):
 
 
 class ClusterStatus(Struct, frozen=True, kw_only=True):
-    """Everything that was seen in one look."""
+    """The result of one inspection."""
 
     url: str
     at_s: float
@@ -304,11 +302,11 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
     fleets: tuple[FleetSeen, ...] = ()
     ledgers: tuple[LedgerSeen, ...] = ()
     trouble: str = ""
-    """Why streams could not be asked for."""
+    """Why streams could not be inspected."""
 
     def folded(self) -> list[StreamSeen]:
-        """The streams, with the logs of a fleet's shards as one, `STIG_LOG_town_* (0-7)`: last sequences and sizes
-        are summed. A log of which a copy is missing or behind, or that nobody leads, stays by itself."""
+        """The streams, with the logs of a fleet's shards as one, `STIG_LOG_town_* (0-7)`: last sequences and sizes are
+        summed. A log with a missing or late copy, or without a leader, is listed separately."""
         logs: dict[tuple[str, int], list[tuple[int, StreamSeen]]] = {}
         for stream in self.streams:
             log = _LOG.fullmatch(stream.name)
@@ -341,7 +339,7 @@ def _as_one(name: str, logs: list[tuple[int, StreamSeen]]) -> StreamSeen:
 
 
 async def look(link: NatsLink, fleet: str = "") -> ClusterStatus:
-    """One look at everything, or at what belongs to one fleet. Raises LinkDown, ConfigError."""
+    """Inspects everything, or one fleet. Raises LinkDown, ConfigError."""
     servers = await look_at_servers(link)
     standing = ClusterStatus(url=link.address.shown, at_s=time.time(), servers=servers)
     if servers.has_quorum is False:
@@ -393,13 +391,13 @@ def _without(standing: ClusterStatus, why: str) -> ClusterStatus:
 
 
 def _belongs(stream: str, fleet: str) -> bool:
-    """Whether a stream is one of this fleet's, by its name; a ledger of the same name is taken for its own."""
+    """Whether a stream is this fleet's, by its name; a ledger of the same name counts as its own."""
     name = naming.token(fleet)
     return re.search(rf"[_-]{re.escape(name)}(?:(?:_\d+)*|_STATE)$", stream) is not None
 
 
 async def _fleet(link: NatsLink, stream: str, streams: dict[str, StreamSeen]) -> FleetSeen:
-    """What its workers have written down."""
+    """What its workers have recorded."""
     found = await _read_keys(link, stream)
     shape = _record(FleetShape, found, FLEET)
     plan, coordinator = _record(ShardPlan, found, PLAN), _record(Coordinator, found, COORDINATOR)
@@ -441,7 +439,7 @@ async def _fleet(link: NatsLink, stream: str, streams: dict[str, StreamSeen]) ->
 
 
 def _record(kind: type[Any], found: dict[str, tuple[bytes, int]], key: str) -> Any:
-    """A record, or None: somebody else's mistake is no reason to show nothing."""
+    """A record, or None if it does not decode: show the rest anyway."""
     try:
         return read_record(kind, key, found[key][0]) if key in found else None
     except Malformed:

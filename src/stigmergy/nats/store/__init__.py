@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def open_store(url: str, clock: Clock) -> NatsStore:
-    """Connects to a store. Raises ConfigError for what somebody must mend, StoreUnavailable if nobody is there."""
+    """Connects to a store. Raises ConfigError for what somebody must fix, StoreUnavailable if no server answers."""
     try:
         from stigmergy.nats.store.store import NatsStore
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The streams behind buckets: their settings, and what a mirror of one can do."""
+"""The streams of buckets: their settings, and what a mirror of one can do."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from stigmergy.nats.streams import ensure_stream, find_stream
 from stigmergy.store.port import check_bucket
 
 MARKER_S = 60
-"""How long it is remembered in a bucket that a key is gone. Who watches hears of it at once or begins anew."""
+"""How long a bucket keeps the marker of a removed key. Watchers hear of it at once, or start again."""
 OBJECTS = "$OBJ"
-"""The first word of all subjects of objects. NATS's own object store has `$O`, which passes from a hub to its leaves
-and back: buckets of one name on both would take each other's pieces. This one stays in its domain, as `$KV` does, and
+"""The first token of all subjects of objects. NATS's own object store uses `$O`, which passes from a hub to its leaves
+and back: buckets of one name on both would receive each other's pieces. This one stays in its domain, like `$KV`, and
 is reached from outside by the domain's name."""
 NS = 1_000_000_000
 MEGABYTE = 1024 * 1024
@@ -29,17 +29,17 @@ _EXTERNAL_API = re.compile(r"\$JS\.[A-Za-z0-9_-]+\.API")
 
 
 class BucketPlace(Struct, frozen=True):
-    """Where the messages of a bucket are."""
+    """The stream of a bucket, and the subjects of its messages."""
 
     bucket: str
     stream: str
     write_prefix: str = ""
-    """What comes before a subject that is written to: something where the stream is another domain's."""
+    """Prefix for subjects that are written to, if the stream is in another domain."""
     is_mirror: bool = False
 
 
 async def ensure_keys(link: NatsLink, bucket: str, replicas: int, max_mb: int) -> BucketPlace:
-    """The stream of a bucket of keys: one message for each key, and a mark for a while where one has gone."""
+    """The stream of a bucket of keys: one message for each key, and for a while a marker for a removed one."""
     settings = {
         "subjects": [f"$KV.{check_bucket(bucket)}.>"],
         "storage": "file",
@@ -51,14 +51,14 @@ async def ensure_keys(link: NatsLink, bucket: str, replicas: int, max_mb: int) -
         "allow_direct": True,
         "deny_delete": True,
         "allow_msg_ttl": True,
-        # The server itself says when the time of a key is over, so that nobody need look again and again.
+        # The server itself publishes when a key expires, so that nobody has to poll.
         "subject_delete_marker_ttl": MARKER_S * NS,
     }
     return await _ensure(link, bucket, f"KV_{bucket}", settings)
 
 
 async def ensure_objects(link: NatsLink, bucket: str, replicas: int, max_mb: int) -> BucketPlace:
-    """The stream of a bucket of objects: messages with pieces, and one for each version that says which they are."""
+    """The stream of a bucket of objects: messages with pieces, and one for each version that lists them."""
     settings = {
         "subjects": [f"{OBJECTS}.{check_bucket(bucket)}.C.>", f"{OBJECTS}.{bucket}.M.>"],
         "storage": "file",
@@ -83,7 +83,7 @@ async def _ensure(link: NatsLink, bucket: str, stream: str, settings: dict[str, 
         if found is not None:
             if found.config.get("mirror"):
                 return BucketPlace(bucket, stream, _origin_prefix(bucket, found.config["mirror"]), is_mirror=True)
-            # More copies than were asked for are no reason to refuse, and a bound that somebody has set is theirs.
+            # More copies than requested are fine, and a size limit that somebody has set stays.
             settings["num_replicas"] = max(settings["num_replicas"], int(found.config.get("num_replicas", 1)))
             settings["max_bytes"] = found.config.get("max_bytes", -1)
         try:
@@ -103,10 +103,10 @@ async def _is_there(link: NatsLink, stream: str) -> bool:
 
 
 def _origin_prefix(bucket: str, mirror: Mapping[str, Any]) -> str:
-    """How the origin of a mirror is written to from here."""
+    """The prefix for writes from here to the origin of a mirror."""
     api = str((mirror.get("external") or {}).get("api", ""))
     if api and not _EXTERNAL_API.fullmatch(api):
-        raise StoreForeign(f"bucket {bucket} mirrors one behind {api!r}, and only $JS.<domain>.API is known here")
+        raise StoreForeign(f"bucket {bucket} mirrors one behind {api!r}; only $JS.<domain>.API is supported")
     return f"{api}." if api else ""
 
 
@@ -117,7 +117,7 @@ TTL = "Nats-TTL"
 OPERATION = "KV-Operation"
 MARKER = "Nats-Marker-Reason"
 HOLDER = "Stig-Holder"
-"""Who wrote a lease: after an answer got lost, its holder finds its own write by it."""
+"""Who wrote a lease: after a lost answer its holder recognises its own write by it."""
 
 
 class Last(Struct, frozen=True):
@@ -126,17 +126,17 @@ class Last(Struct, frozen=True):
     sequence: int
     data: bytes
     is_gone: bool
-    """It says that there is nothing any more."""
+    """Whether the key was removed."""
     holder: str = ""
 
 
 def says_gone(headers: Headers | None) -> bool:
-    """Whether a message marks a key that was deleted or whose time is over."""
+    """Whether a message is the marker of a deleted or expired key."""
     return bool(headers) and headers is not None and (OPERATION in headers or MARKER in headers)
 
 
 async def read_last(link: NatsLink, place: BucketPlace, subject: str, within_s: float) -> Last | None:
-    """What the stream's leader has for this subject; None for nothing. Raises JetStreamRefused or LinkDown."""
+    """The last message of this subject, from the stream's leader; None if none. Raises JetStreamRefused or LinkDown."""
     try:
         answer = await link.api(f"STREAM.MSG.GET.{place.stream}", {"last_by_subj": subject}, within_s)
     except JetStreamRefused as refused:
@@ -150,7 +150,7 @@ async def read_last(link: NatsLink, place: BucketPlace, subject: str, within_s: 
 
 
 def read_headers(encoded: str) -> dict[str, str]:
-    """Headers as the API of JetStream gives them."""
+    """Headers as JetStream's API encodes them."""
     if not encoded:
         return {}
     _, _, lines = base64.b64decode(encoded).partition(b"\r\n")

@@ -1,4 +1,4 @@
-"""What all parts of one connection to a store share: the link, the clock, and the parts to stop with it."""
+"""Shared by all parts of one connection to a store: the link, the clock, and the parts to stop with it."""
 
 from __future__ import annotations
 
@@ -18,46 +18,44 @@ from stigmergy.nats.link import REQUEST_S, Ack, Headers, NatsLink
 PATIENCE_S = 1.0
 PAUSE_S = 0.02
 GONE_COUNT_MAX = 10_000
-"""So many keys are remembered that watches were told to be gone; of the others a moment's doubt may remain."""
+"""Bound of the remembered keys that watches reported as gone; for others a short doubt may remain."""
 
 
 class BucketWatcher(Protocol):
-    """Who follows a bucket over this line."""
+    """Follows a bucket over this connection."""
 
     def link_changed(self) -> None:
-        """The link was lost, or is back."""
+        """Called when the link was lost, or is back."""
         ...
 
     def stop(self) -> None:
-        """Ends."""
+        """Ends it."""
         ...
 
 
 class StoreConnection:
-    """One connection."""
-
     def __init__(self, link: NatsLink, clock: Clock) -> None:
         self.link = link
         self.clock = clock
         self._closed = False
         self._watchers: list[BucketWatcher] = []
         self._gone: dict[str, int] = {}
-        """Subjects that a watch was told to be gone, with the sequence of the mark that said so."""
+        """Subjects that a watch reported as gone, with the sequence of the marker."""
         link.on_link(self._on_link)
 
     def check_open(self) -> None:
-        """Refuses a call on a store that was closed."""
+        """Raises Bug if the store was closed."""
         if self._closed:
             raise Bug("the store is closed; open it again")
 
     @property
     def api_prefix(self) -> str:
-        """The first words of all subjects of JetStream's API."""
+        """The prefix of all subjects of JetStream's API."""
         domain = self.link.address.domain
         return f"$JS.{domain}.API." if domain else "$JS.API."
 
     async def publish(self, subject: str, payload: bytes, headers: Headers, within_s: float = REQUEST_S) -> Ack:
-        """Publishes; where nobody takes it, again for a moment: of a bucket just made not every server knows yet."""
+        """Publishes; retries for a moment if nobody responds: not every server knows a new bucket yet."""
         loop = asyncio.get_running_loop()
         patient_until_s = loop.time() + min(PATIENCE_S, within_s)
         while True:
@@ -70,31 +68,31 @@ class StoreConnection:
             await asyncio.sleep(PAUSE_S)
 
     def note_gone(self, subject: str, sequence: int) -> None:
-        """A watch was told that there is nothing under this subject since this message."""
+        """A watch was told that this subject is gone since this message."""
         self._gone.pop(subject, None)
         self._gone[subject] = sequence
         if len(self._gone) > GONE_COUNT_MAX:
             del self._gone[next(iter(self._gone))]
 
     def gone_at(self, subject: str) -> int:
-        """The message that last said so; 0 if none did."""
+        """The sequence of the last such message; 0 if none."""
         return self._gone.get(subject, 0)
 
     async def collect_direct(self, stream: str, request: Mapping[str, Any], count_max: int) -> list[Msg]:
-        """Messages of a stream, from any of its replicas. Raises as the link's `collect` does."""
+        """Messages of a stream, from any of its replicas. Raises like the link's `collect`."""
         subject = f"{self.api_prefix}DIRECT.GET.{stream}"
         return await self.link.collect(subject, msgspec.json.encode(request), count_max)
 
     def enlist(self, watcher: BucketWatcher) -> None:
-        """Remembers who watches."""
+        """Adds a watcher."""
         self._watchers.append(watcher)
 
     def dismiss(self, watcher: BucketWatcher) -> None:
-        """Forgets who watched."""
+        """Removes a watcher."""
         self._watchers.remove(watcher)
 
     def close(self) -> None:
-        """Ends everybody who watches."""
+        """Stops all watchers."""
         self._closed = True
         for watcher in list(self._watchers):
             watcher.stop()
@@ -111,7 +109,7 @@ MESSAGE_TOO_LARGE = 10054
 
 @contextmanager
 def asking(what: str, *, writes: bool) -> Iterator[None]:
-    """Around a call to the server. `what` names the bucket and key; `writes` whether it may change something there."""
+    """Translates errors of calls to the server. `what` names the bucket and key; `writes`: the call may change it."""
     try:
         yield
     except Unanswered as error:
@@ -126,14 +124,14 @@ def asking(what: str, *, writes: bool) -> Iterator[None]:
 
 def _in_our_words(what: str, refused: JetStreamRefused) -> Exception:
     if refused.is_fence:
-        return StoreConflict(f"{what}: another one wrote it ({refused.description}); read it and decide again")
+        return StoreConflict(f"{what}: another client wrote it ({refused.description}); read it and decide again")
     if refused.is_full:
         return StoreUnavailable(
             f"{what}: the store has no room ({refused.description}); nothing was written: delete what is not needed, "
             "or raise the limits of the bucket or the server"
         )
     if refused.code == STREAM_NOT_FOUND:
-        return StoreForeign(f"{what}: the bucket is gone, somebody has deleted it; open it again to make a new one")
+        return StoreForeign(f"{what}: the bucket was deleted; open it again to make a new one")
     if refused.code == MESSAGE_TOO_LARGE:
         return TooLarge(f"{what}: more than the bucket's own limit ({refused.description}); raise its max_msg_size")
     return StoreUnavailable(f"{what}: refused ({refused}); nothing was written, try again")

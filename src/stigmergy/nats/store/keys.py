@@ -32,15 +32,15 @@ from stigmergy.store.port import (
 
 # A lease: a message that the server removes after a while, renewed before that.
 #
-# Each write expects the sequence of the one before it, so a holder that was late or paused cannot renew what another
-# one has by now. A write whose answer was lost is recognised by the holder's own mark on it.
+# Each write expects the sequence of the one before it, so a holder that was late or paused cannot renew a lease that
+# another one has by now. A write whose answer was lost is recognised by the holder's id in it.
 
 FOUND_AGAIN_MAX = 3
-"""Writes of our own, without an answer, that may turn up while one more is made."""
+"""How many of our own unanswered writes may turn up during one more write."""
 
 
 class LeaseBucket(Protocol):
-    """What a lease needs of the bucket."""
+    """What a lease needs from the bucket."""
 
     async def last(self, key: str, within_s: float = ...) -> Last | None: ...
 
@@ -57,7 +57,7 @@ class NatsLease(HeldLease):
         self._holder = holder
         self._ttl_s = ttl_s
         self._within_s = min(REQUEST_S, ttl_s / 2)
-        """So long a renewal waits for an answer: there must be time for another one."""
+        """The limit of a renewal: there must be time for another one."""
 
     async def renew(self, value: bytes | None = None) -> None:
         kept = self.value if value is None else value
@@ -75,7 +75,7 @@ class NatsLease(HeldLease):
                 await self._write(b"", {OPERATION: "DEL", TTL: str(MARKER_S)})
 
     async def _write(self, value: bytes, headers: dict[str, str]) -> int:
-        """Writes over our last write, also if that one's answer never came."""
+        """Writes after our last write, even if that one's answer never came."""
         for _ in range(FOUND_AGAIN_MAX):
             try:
                 return await self._keys.write(
@@ -86,14 +86,14 @@ class NatsLease(HeldLease):
                 if last is None or last.is_gone or last.holder != self._holder or last.sequence <= self.revision:
                     raise
                 self._entry = Entry(self.key, last.data, last.sequence)
-        raise StoreConflict(f"{self.key}: other writes of ours keep turning up; acquire it again")
+        raise StoreConflict(f"{self.key}: earlier writes of ours keep arriving; acquire it again")
 
 
 TRIES_MAX = 5
-"""A key that is gone may have a mark with a sequence of its own, and that may go away while we write."""
+"""A removed key may have a marker, which may expire while we write."""
 IN_FLIGHT_PAUSE_S = 0.02
 IN_FLIGHT_TRIES_MAX = 50
-"""While the write of another one to the same key is under way, the server refuses ours without knowing better."""
+"""While another write to the same key is under way, the server refuses ours."""
 BEHIND_TRIES_MAX = 50
 LIST_S = 10.0
 HOLDER_BYTES = 12
@@ -158,7 +158,7 @@ class NatsKeyValue:
         finally:
             watch.stop()
         if len(found) > KEYS_COUNT_MAX:
-            raise StoreForeign(f"{self.bucket}: {len(found)} keys, {KEYS_COUNT_MAX} at most; this is no bucket of ours")
+            raise StoreForeign(f"{self.bucket}: {len(found)} keys, {KEYS_COUNT_MAX} at most; this is not our bucket")
         return sorted(found)
 
     def watch(self, prefix: str, heard: Heard) -> Watch:
@@ -178,13 +178,12 @@ class NatsKeyValue:
         return NatsLease(self, self._line.clock, Entry(key, value, revision), holder, ttl_s, asked_ns)
 
     async def last(self, key: str, within_s: float = REQUEST_S) -> Last | None:
-        """The last message of a key, also one that says that it is gone."""
+        """The last message of a key, also if that is a marker."""
         self._line.check_open()
         with asking(f"{self.bucket}: {key}", writes=False):
             return await read_last(self._line.link, self._place, self._subject(key), within_s)
 
     async def write(self, key: str, value: bytes, headers: dict[str, str], within_s: float = REQUEST_S) -> int:
-        """Writes one message; returns its sequence."""
         subject = self._place.write_prefix + self._subject(key)
         for number in range(IN_FLIGHT_TRIES_MAX):
             self._line.check_open()
@@ -196,10 +195,10 @@ class NatsKeyValue:
                     if refused.code != WRONG_LAST_SEQUENCE_IN_FLIGHT or number == IN_FLIGHT_TRIES_MAX - 1:
                         raise
             await asyncio.sleep(IN_FLIGHT_PAUSE_S)
-        raise StoreConflict(f"{self.bucket}: {key} is being written by another one; read it and decide again")
+        raise StoreConflict(f"{self.bucket}: another client is writing {key}; read it and decide again")
 
     async def _put_new(self, key: str, value: bytes, headers: dict[str, str]) -> int:
-        """Writes a key that is not there: nothing, or a mark that it is gone."""
+        """Writes a key that does not exist: after nothing, or after a marker."""
         expected = 0
         for _ in range(TRIES_MAX):
             try:
@@ -212,8 +211,8 @@ class NatsKeyValue:
         raise StoreConflict(f"{self.bucket}: {key} comes and goes; read it and decide again")
 
     async def _last_as_told(self, key: str) -> Last | None:
-        """The last message of a key, once the leader knows what a replica has told us: it may be behind for a moment.
-        Who hears that a lease is over and asks for it at once must not be told that somebody has it."""
+        """The last message of a key, once the leader is as new as what a replica has told us. A watcher that hears of a
+        lease's end and asks for it at once must not be told that the old holder has it."""
         last = await self.last(key)
         for _ in range(BEHIND_TRIES_MAX):
             if last is None or last.sequence >= self._line.gone_at(self._subject(key)):

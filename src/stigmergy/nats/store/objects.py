@@ -1,6 +1,6 @@
-"""The Objects port on a stream: pieces first, then the message that makes a version of them.
+"""The Objects port on a stream: pieces first, then the message that makes them a version.
 
-A version is the message's sequence, which a mirror keeps. Pieces without such a message are left from a broken put.
+A version is the message's sequence, which a mirror keeps. Pieces without such a message are left from an interrupted put.
 A later put deletes them when they are old; it looks for them once an hour.
 """
 
@@ -39,12 +39,12 @@ SHA_PREFIX = "SHA-256="
 
 
 class ObjectMeta(Struct, omit_defaults=True):
-    """As NATS has it. Fields that we do not need are left out, and not minded when they are there."""
+    """As in NATS. Fields that we do not need are left out, and ignored when present."""
 
     name: str
     bucket: str
     nuid: str
-    """Its pieces have this word in their subject."""
+    """Its pieces have this token in their subject."""
     size: int = 0
     chunks: int = 0
     digest: str = ""
@@ -67,53 +67,52 @@ encode_meta = msgspec.json.Encoder().encode
 
 
 def digests_of(data: bytes) -> ObjectDigests:
-    """Both digests."""
     sha = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
     return ObjectDigests(blake3(data).hexdigest(), SHA_PREFIX + sha)
 
 
 def decode_meta(bucket: str, data: bytes) -> ObjectMeta:
-    """Raises StoreForeign for what is not written as NATS does it."""
+    """Raises StoreForeign if it is not in NATS's format."""
     try:
         return _decoder.decode(data)
     except msgspec.MsgspecError as error:
-        raise StoreForeign(f"{bucket}: a description of an object that nobody understands: {error}") from None
+        raise StoreForeign(f"{bucket}: the description of an object does not decode: {error}") from None
 
 
 def version_of(meta: ObjectMeta, sequence: int) -> ObjectVersion:
-    """What the port says about it. Raises StoreForeign for an object that another program has put."""
+    """As the port describes it. Raises StoreForeign for an object of another program."""
     digest = meta.metadata.get(DIGEST, "")
     if not digest:
         raise StoreForeign(
-            f"{meta.bucket}: {meta.name} was put by another program, without a digest of ours; keep it elsewhere"
+            f"{meta.bucket}: {meta.name} was put by another program, without our digest; keep it elsewhere"
         )
     made = meta.metadata.get(MADE, "0")
     return ObjectVersion(meta.name, sequence, meta.size, digest, meta.description, int(made) if made.isdecimal() else 0)
 
 
 def name_token(name: str) -> str:
-    """The word of a subject that stands for the name of an object."""
+    """The token of an object's name."""
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 
 def name_of(token: str) -> str:
-    """The name that a word stands for."""
+    """The name of a token."""
     return base64.urlsafe_b64decode(token.encode()).decode()
 
 
 PIECE_BYTES_MAX = 256 * 1024
 HEADERS_BYTES = 4 * 1024
-"""Room for subject and headers in what the server takes at most."""
+"""Room for subject and headers, within the server's limit."""
 UNDER_WAY_MAX = 8
 """Pieces sent and not yet acknowledged."""
 READ_COUNT = 16
-"""Pieces asked for at once."""
+"""Pieces requested at once."""
 READ_TRIES_MAX = 20
 READ_PAUSE_S = 0.1
 """A replica may not have the newest pieces yet."""
 NUID_BYTES = 12
 LEFT_OVER_S = 3600.0
-"""Pieces of a put that broke off, when they are this old."""
+"""Pieces of an interrupted put are removed when they are this old."""
 
 
 class NatsObjects:
@@ -181,13 +180,13 @@ class NatsObjects:
         tokens = [subject.removeprefix(head) for subject in await self._subjects(f"{head}>")]
         if len(tokens) > OBJECTS_COUNT_MAX:
             raise StoreForeign(
-                f"{self.bucket}: {len(tokens)} objects, {OBJECTS_COUNT_MAX} at most; not a bucket of ours"
+                f"{self.bucket}: {len(tokens)} objects, {OBJECTS_COUNT_MAX} at most; this is not our bucket"
             )
         try:
             names = sorted(name_of(token) for token in tokens)
         except ValueError:
             raise StoreForeign(
-                f"{self.bucket}: an object whose name nobody understands; not a bucket of ours"
+                f"{self.bucket}: the name of an object does not decode; this is not our bucket"
             ) from None
         return [name for name in names if name.startswith(prefix)]
 
@@ -198,7 +197,7 @@ class NatsObjects:
                 await self._delete_one(name, sequence, meta)
 
     async def sweep(self, older_than_s: float = LEFT_OVER_S) -> int:
-        """Deletes pieces that belong to no version, left by puts that broke off; returns how many puts.
+        """Deletes pieces that belong to no version, left by interrupted puts; returns the number of puts.
 
         A version has pieces under one nuid, or none if it is empty. So it reads all versions only if there are more
         nuids than versions.
@@ -222,7 +221,7 @@ class NatsObjects:
     # ------------------------------------------------------------------ writing
 
     async def _put_pieces(self, name: str, nuid: str, data: bytes) -> int:
-        """Sends the pieces, some at a time; returns how many there were."""
+        """Sends the pieces in batches; returns their number."""
         subject = f"{self._place.write_prefix}{OBJECTS}.{self.bucket}.C.{nuid}"
         size = min(PIECE_BYTES_MAX, self._line.link.max_payload_bytes - HEADERS_BYTES)
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
@@ -242,14 +241,14 @@ class NatsObjects:
         return len(pieces)
 
     async def _keep_newest(self, name: str, count: int) -> None:
-        """The version that was put is there, whatever becomes of older ones: the next put takes them away too."""
+        """Removes older versions. Errors do not matter: the next put removes them too."""
         with contextlib.suppress(StoreError):
             metas = await self._metas(name)
             for sequence, meta in metas[:-count]:
                 await self._delete_one(name, sequence, meta)
 
     async def _sweep_sometimes(self) -> None:
-        """The version that was put is there, whatever becomes of what others left; the next hour tries again."""
+        """Sweeps at most once an hour. Errors do not matter to the put: the next hour tries again."""
         now_s = self._line.clock.wall_ns() / 1e9
         if self._swept_s is None or not 0 <= now_s - self._swept_s < LEFT_OVER_S:
             self._swept_s = now_s
@@ -257,7 +256,7 @@ class NatsObjects:
                 await self.sweep()
 
     async def _delete_one(self, name: str, sequence: int, meta: ObjectMeta) -> None:
-        """The message first: nobody shall find a version whose pieces are gone."""
+        """The message first: no reader must find a version whose pieces are gone."""
         with asking(f"{self.bucket}: {name}", writes=True):
             try:
                 await self._line.link.api(
@@ -283,7 +282,7 @@ class NatsObjects:
         return wanted[-1] if wanted else None
 
     async def _metas(self, name: str) -> list[tuple[int, ObjectMeta]]:
-        """The messages of all versions, oldest first, as the stream's leader has them."""
+        """The messages of all versions, oldest first, from the stream's leader."""
         subject = self._meta_subject(check_object_name(name))
         found: list[tuple[int, ObjectMeta]] = []
         after = 0
@@ -303,19 +302,17 @@ class NatsObjects:
             meta = decode_meta(self.bucket, base64.b64decode(message.get("data") or ""))
             if not meta.deleted:
                 found.append((after, meta))
-        raise StoreForeign(f"{self.bucket}: {name} has more than {VERSIONS_COUNT_MAX} versions; not a bucket of ours")
+        raise StoreForeign(f"{self.bucket}: {name} has more than {VERSIONS_COUNT_MAX} versions; this is not our bucket")
 
     async def _read_pieces(self, about: ObjectVersion, meta: ObjectMeta) -> bytes:
-        """All pieces in order, from any replica or mirror; one that is behind is asked again."""
+        """All pieces in order, from any replica or mirror; retries one that is behind."""
         pieces: list[bytes] = []
         for _ in range(READ_TRIES_MAX):
             pieces = await self._read_once(about, meta)
             if len(pieces) == meta.chunks:
                 return b"".join(pieces)
             if await self._find(about.name, about.version) is None:
-                raise StoreConflict(
-                    f"{self.bucket}: {about.name} was deleted while it was read; see which ones there are"
-                )
+                raise StoreConflict(f"{self.bucket}: {about.name} was deleted while it was read; list the names again")
             await asyncio.sleep(READ_PAUSE_S)
         raise StoreCorrupt(
             f"{self.bucket}: {about.name}, version {about.version}: {len(pieces)} of {meta.chunks} pieces are there; "
@@ -370,11 +367,11 @@ class NatsObjects:
     def _check_writable(self) -> None:
         self._line.check_open()
         if self._place.is_mirror:
-            raise StoreForeign(f"{self.bucket} is a mirror here, and read only; put and delete objects at its origin")
+            raise StoreForeign(f"{self.bucket} is a mirror here and read-only; put and delete objects at its origin")
 
 
 def _is_missing(refused: JetStreamRefused) -> bool:
-    """Somebody else has deleted it already."""
+    """Whether it was deleted already."""
     return refused.code in (NO_MESSAGE, 10043, 10057) or "not found" in refused.description
 
 

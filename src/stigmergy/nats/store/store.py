@@ -18,7 +18,7 @@ MAX_MB = 1_000_000
 
 
 class NatsStore:
-    """The Store port. Made with a link of somebody else it leaves that open when it closes."""
+    """The Store port. It closes the link only if it owns it."""
 
     def __init__(self, link: NatsLink, clock: Clock, *, owns_link: bool = False) -> None:
         self._line = StoreConnection(link, clock)
@@ -62,5 +62,5 @@ class NatsStore:
 def _max_mb(address: NatsAddress) -> int:
     text = address.option("max_mb", "0")
     if not text.isdecimal() or int(text) > MAX_MB:
-        raise ConfigError(f"max_mb={text}: give how many MiB a bucket may take, 0 for no bound, {MAX_MB} at most")
+        raise ConfigError(f"max_mb={text}: give the MiB that a bucket may use, 0 for no limit, {MAX_MB} at most")
     return int(text)

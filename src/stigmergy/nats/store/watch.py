@@ -26,7 +26,7 @@ SILENCE_S_MAX = 3.5
 PAUSE_S = 0.2
 PAUSE_S_MAX = 2.0
 FORGOTTEN_AFTER_S = 10.0
-"""A consumer that nobody listens to is taken away by the server after this time."""
+"""The server removes a consumer without a subscriber after this time."""
 NS = 1_000_000_000
 CONTROL = "100"
 
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class NatsWatch:
-    """The Watch port: one listener."""
+    """The Watch port: one watcher."""
 
     def __init__(
         self, line: StoreConnection, place: BucketPlace, prefix: str, heard: Heard, *, headers_only: bool = False
@@ -45,7 +45,7 @@ class NatsWatch:
         self._heard = heard
         self._headers_only = headers_only
         self._told: dict[str, None] = {}
-        """Keys that were told to be there, since we began anew."""
+        """Keys reported as present since the last restart of the watch."""
         self._begun = False
         self._complete = False
         self._received = 0
@@ -62,7 +62,7 @@ class NatsWatch:
             self._task.cancel()
 
     def link_changed(self) -> None:
-        """What comes over a new link is not what the old one would have brought."""
+        """Starts again: messages may have been lost with the old link."""
         self._broken.set()
 
     async def _live(self) -> None:
@@ -75,8 +75,8 @@ class NatsWatch:
             try:
                 await self._follow()
             except (StigmergyError, JetStreamRefused) as error:
-                # Also what somebody must mend, such as a server that was started without its store: who watches would
-                # go by what it knew last, for ever.
+                # Also errors that somebody must fix, such as a server started without its store: otherwise the watcher
+                # would rely on its last knowledge forever.
                 _log.debug("%s cannot be followed: %s", self._place.bucket, error)
             pause_s = PAUSE_S if self._complete else min(pause_s * 2, PAUSE_S_MAX)
             with contextlib.suppress(TimeoutError):
@@ -84,7 +84,7 @@ class NatsWatch:
                     await self._broken.wait()
 
     async def _follow(self) -> None:
-        """From one consumer, until something is amiss."""
+        """Follows one consumer until something is wrong."""
         link = self._line.link
         inbox = f"{link.client.new_inbox()}.{secrets.token_hex(8)}"
         end = await link.subscribe(inbox, self._take)
@@ -106,7 +106,7 @@ class NatsWatch:
         finally:
             await end()
             if name and link.is_up:
-                # It would go away by itself, a little later.
+                # Otherwise the server removes it, a little later.
                 with contextlib.suppress(LinkDown):
                     await link.tell(f"{self._line.api_prefix}CONSUMER.DELETE.{self._place.stream}.{name}", b"")
 
@@ -171,7 +171,7 @@ class NatsWatch:
         if sent is not None and int(sent) != self._received:
             self._broken.set()
         elif self._begun:
-            # The server has nothing more for us: what it had announced has gone by itself.
+            # The server has nothing more for us: keys that it had announced expired meanwhile.
             self._finish()
 
     def _begin(self) -> None:
@@ -190,4 +190,4 @@ class NatsWatch:
         try:
             self._heard(change)
         except Exception:
-            _log.exception("who watches %s failed; it is told of the next change all the same", self._place.bucket)
+            _log.exception("a watcher of %s failed; it still gets the next change", self._place.bucket)
