@@ -297,7 +297,9 @@ async def test_a_state_that_is_too_large_is_refused_with_what_to_do(tmp_path: Pa
             await live.observe("Cart/c1", Seen(by=f"{number}" * 60_000))
         await until(lambda: len(live.query("Cart/c1", Cart).seen) == 5)
         async with stigmergy.connect(url, fleet="warehouse", within_s=WAIT_S_MAX) as far:
-            with pytest.raises(stigmergy.StigmergyError, match=r"takes 3\d* bytes, and a message 262144; ask its node"):
+            with pytest.raises(
+                stigmergy.StigmergyError, match=r"has 3\d* bytes, a message at most 262144; ask its node"
+            ):
                 await far.query("Cart/c1")
     finally:
         await node.stop()

@@ -77,9 +77,9 @@ def test_the_deepest_that_is_allowed_is_read() -> None:
 
 def test_a_long_key_is_not_repeated_at_length() -> None:
     key = b'"' + b"k" * 150 + b'":1'
-    with pytest.raises(Malformed, match=f"the key '{'k' * 100}' is there twice"):
+    with pytest.raises(Malformed, match=f"the key '{'k' * 100}' occurs twice"):
         read_json(b"{" + key + b"," + key + b"}", BYTES_MAX)
-    with pytest.raises(Malformed, match="the key 'b' is there twice"):
+    with pytest.raises(Malformed, match="the key 'b' occurs twice"):
         read_json(b'{"a":1,"b":1,"b":1}', BYTES_MAX)
 
 

@@ -93,7 +93,7 @@ def test_a_battery_of_a_plain_device_is_an_event() -> None:
     [
         ({"agent_id": "drone-002", "level": 1}, "belongs to 'drone-001'"),
         ({"agent_id": "drone-001"}, "'level' is missing"),
-        ({"level": "full"}, "level is no BatteryMeasured.percent"),
+        ({"level": "full"}, "level is not a valid BatteryMeasured.percent"),
         ([1], "'level' is missing"),
         (b"{", "not JSON"),
         (b'{"level": 1, "level": 2}', "twice"),

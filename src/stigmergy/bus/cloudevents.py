@@ -36,16 +36,16 @@ INTEGER_MAX = 2**63
 
 
 def read_json(data: bytes, bytes_max: int, nesting_max: int = NESTING_MAX) -> Any:
-    """The value of a JSON text in UTF-8. Raises TooLarge or Malformed with what is wrong with it."""
+    """Parses JSON in UTF-8. Raises TooLarge or Malformed with the reason."""
     if len(data) > bytes_max:
         raise TooLarge(f"{len(data)} bytes of JSON, {bytes_max} at most")
     try:
         value = _decoder.decode(data.decode("utf-8"))
         _check(value, nesting_max)
     except RecursionError:
-        raise Malformed(f"not JSON that is read here: nested deeper than {nesting_max} levels") from None
+        raise Malformed(f"invalid JSON: nested deeper than {nesting_max} levels") from None
     except ValueError as error:
-        raise Malformed(f"not JSON that is read here: {error}") from None
+        raise Malformed(f"invalid JSON: {error}") from None
     return value
 
 
@@ -54,13 +54,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:100]!r} is there twice")
+        raise ValueError(f"the key {twice[:100]!r} occurs twice")
     return found
 
 
 def _integer(digits: str) -> int:
     if len(digits) > 20 or not -INTEGER_MAX <= (value := int(digits)) < 2 * INTEGER_MAX:
-        raise ValueError("a whole number that 64 bits do not hold")
+        raise ValueError("an integer that does not fit in 64 bits")
     return value
 
 
@@ -72,11 +72,11 @@ def _number(digits: str) -> float:
 
 
 def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _check(value: Any, levels: int) -> None:
-    """Raises for what is nested too deep, and for text that has no bytes in UTF-8."""
+    """Raises for nesting that is too deep, and for text that has no encoding in UTF-8."""
     match value:
         case str():
             value.encode("utf-8")
@@ -103,7 +103,7 @@ STRUCTURED = "application/cloudevents+json"
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 EVENT_BYTES_MAX = 256 * 1024
-"""A whole event on the wire. The message in it has a limit of its own, which is lower."""
+"""A whole event on the wire. The message in it has its own, lower limit."""
 ATTRIBUTES_COUNT_MAX = 40
 ATTRIBUTE_CHARS_MAX = 1_024
 INTEGER_END = 2**31
@@ -116,7 +116,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class CloudEvent(Struct, frozen=True):
-    """One event with its attributes. Empty texts are attributes that are not there."""
+    """One event with its attributes. An empty text means that the attribute is missing."""
 
     id: str
     source: str
@@ -126,20 +126,20 @@ class CloudEvent(Struct, frozen=True):
     datacontenttype: str = ""
     dataschema: str = ""
     data: Any = None
-    """A JSON value; or bytes, which then are of the content type."""
+    """A JSON value; or bytes of the content type."""
     extensions: Mapping[str, Value] = {}
 
     def text(self, name: str) -> str:
-        """An extension attribute as text; empty if it is not there."""
+        """An extension attribute as text; empty if missing."""
         return str(self.extensions.get(name, ""))
 
     def number(self, name: str) -> int | None:
-        """An extension attribute that is a number from 0 upward, below 2**63; None if it is not there."""
+        """An extension attribute as a number from 0 to 2**63 - 1; None if missing."""
         if name not in self.extensions:
             return None
         text = str(self.extensions[name])
         if _NUMBER.fullmatch(text) is None or int(text) >= 2**63:
-            raise Malformed(f"the attribute {name}={text[:40]!r} is no number from 0 upward")
+            raise Malformed(f"the attribute {name}={text[:40]!r} is not a non-negative number")
         return int(text)
 
 
@@ -147,7 +147,6 @@ class CloudEvent(Struct, frozen=True):
 
 
 def write_structured(event: CloudEvent) -> bytes:
-    """The event as one JSON text."""
     document: dict[str, Any] = {"specversion": SPECVERSION, **_attributes(event)}
     if isinstance(event.data, bytes):
         document["data_base64"] = base64.b64encode(event.data).decode()
@@ -157,8 +156,8 @@ def write_structured(event: CloudEvent) -> bytes:
 
 
 def read_structured(payload: bytes) -> CloudEvent:
-    """Reads an event that is one JSON text."""
-    # Its data is one level down, and may be nested as deep as that of a binary event: so deep do we send it.
+    """Parses an event in one JSON text."""
+    # Its data is one level deeper than that of a binary event, and may be nested as deep.
     document = read_json(payload, EVENT_BYTES_MAX, 1 + NESTING_MAX)
     if not isinstance(document, dict):
         raise Malformed("not a CloudEvent: a JSON object with specversion, id, source and type is")
@@ -175,7 +174,6 @@ def read_structured(payload: bytes) -> CloudEvent:
 
 
 def write_binary(event: CloudEvent) -> tuple[bytes, str, tuple[tuple[str, str], ...]]:
-    """The event as payload, content type and properties."""
     attributes = {"specversion": SPECVERSION, **_attributes(event)}
     content_type = attributes.pop("datacontenttype", "")
     if isinstance(event.data, bytes):
@@ -188,11 +186,11 @@ def write_binary(event: CloudEvent) -> tuple[bytes, str, tuple[tuple[str, str], 
 
 
 def read_binary(payload: bytes, content_type: str, properties: Sequence[tuple[str, str]]) -> CloudEvent:
-    """Reads an event whose attributes are properties."""
+    """Parses an event whose attributes are properties."""
     attributes: dict[str, Any] = {}
     for name, value in properties:
         if name in attributes:
-            raise Malformed(f"the property {name[:100]!r} is there twice")
+            raise Malformed(f"the property {name[:100]!r} occurs twice")
         attributes[name] = value
     attributes.pop("datacontenttype", None)
     if content_type:
@@ -206,7 +204,7 @@ def read_binary(payload: bytes, content_type: str, properties: Sequence[tuple[st
 
 
 def read_event(payload: bytes, content_type: str, properties: Sequence[tuple[str, str]]) -> CloudEvent:
-    """Reads an event in whichever form it came: binary if it has a property `specversion`, structured otherwise."""
+    """Parses an event in either form: binary if it has a property `specversion`, structured otherwise."""
     structured = content_type.partition(";")[0].strip().lower() == STRUCTURED
     if not structured and any(name == "specversion" for name, _ in properties):
         return read_binary(payload, content_type, properties)
@@ -214,7 +212,7 @@ def read_event(payload: bytes, content_type: str, properties: Sequence[tuple[str
 
 
 def is_json(content_type: str) -> bool:
-    """Whether data of this content type is JSON; none means JSON, as the specification says."""
+    """Whether data of this content type is JSON; an empty one means JSON, as the specification says."""
     media = content_type.partition(";")[0].strip().lower()
     return media in ("", JSON) or media.endswith("+json")
 
@@ -223,7 +221,7 @@ def is_json(content_type: str) -> bool:
 
 
 def data_of(body: bytes) -> tuple[str, str, Any]:
-    """Tag, content type and data of a message's bytes: its fields as JSON where that says all, else MessagePack."""
+    """Tag, content type and data of a message: its fields as JSON if that is exact, else MessagePack."""
     try:
         fields = msgspec.msgpack.decode(body)
     except UNDECODABLE as error:
@@ -245,7 +243,7 @@ def body_of(event: CloudEvent, tag: str) -> bytes:
         try:
             fields = msgspec.msgpack.decode(fields)
         except UNDECODABLE as error:
-            raise Malformed(f"data that is no MessagePack: {error}") from None
+            raise Malformed(f"data is not MessagePack: {error}") from None
     if fields is None:
         fields = {}
     if not isinstance(fields, dict) or "type" in fields:
@@ -306,7 +304,7 @@ def _check_attribute(name: str, value: Any) -> None:
         case str() if value.isprintable():
             return
         case _:
-            raise Malformed(f"the attribute {name} is no text of printable characters")
+            raise Malformed(f"the attribute {name} is not printable text")
 
 
 def _as_text(value: Value) -> str:
@@ -319,4 +317,4 @@ def _from_base64(text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise Malformed("data_base64 is no base64") from None
+        raise Malformed("data_base64 is not base64") from None

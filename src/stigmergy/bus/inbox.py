@@ -1,7 +1,7 @@
-"""How every bus handles received messages: hands them over in order, and again if the handler did not take them.
+"""How every bus handles received messages: passes them on in order, and again if the handler did not accept them.
 
 An adapter has one Reception and gives it every arrival. The Reception calls the handlers of the matching patterns and
-tells the arrival when the broker may forget the message. It knows no technology. The adapter bounds how much it gives:
+tells the arrival when the broker may forget the message. It knows no protocol. The adapter bounds how much it gives:
 messages that wait here are not acknowledged, so a broker stops at its window, and the adapter stops reading.
 
 A broker delivers the messages of all sources in one sequence. They are read at once and wait by source; the sources
@@ -24,30 +24,30 @@ from stigmergy.bus.port import HANDLED_COUNT_MAX, HANDLED_PER_SOURCE_MAX, BusMes
 
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 5.0
-"""A message that was not taken comes again after a pause, which doubles from the one to the other."""
+"""A message whose handler failed comes again after a pause, which doubles from PAUSE_S_MIN to this."""
 TRIES_MAX = 8
-"""A foreign error may come from a handler that always fails on this message: after this many tries it is given up,
-counted, and acknowledged. Our own temporary errors (Overloaded, LinkDown) are retried forever."""
+"""An error that is not ours may come from a handler that always fails on this message: after this many tries it is
+given up, counted, and acknowledged. Our own temporary errors (Overloaded, LinkDown) are retried forever."""
 EARLY_PAUSE_S = 0.5
-"""A message that came early is offered again when its topic has moved on, and after so long without anything new."""
+"""An early message is offered again when its topic has moved on, and after this long without anything new."""
 EARLY_S_MAX = 300.0
-"""After this long a message before an early one counts as lost, and the early one is refused: a receiver that prefers a
-gap must take it sooner."""
+"""After this long the messages before an early one count as lost, and the early one is refused: a receiver that
+prefers a gap must accept it sooner."""
 TOPICS_COUNT_MAX = 10_000
-"""How many topics are remembered with their handlers; beyond that they are looked up again."""
+"""Bound of the cache of topics and their handlers."""
 MESSAGE_COST = 1024
-"""What a message costs beside its payload, in bytes: about what it takes in memory, and some work."""
+"""What a message costs beside its payload, in bytes: about its memory, and some work."""
 WAITING_COST_MAX = 16 * 1024 * 1024
-"""What may wait here, of all sources. A source may have as much waiting as is still free, so one alone has half of it,
-nine have a tenth each, and a newcomer always finds room. What is beyond is shed where the handler is a Gate that sheds;
-other messages wait, and the adapter stops reading at its own bound."""
+"""What may wait here, of all sources. A source may use as much as is still free: one alone gets half of it, nine get
+a tenth each, and a new one always finds room. Beyond it a Gate sheds messages if it can; other messages wait, and the
+adapter stops reading at its own bound."""
 UNHEARD_S_MAX = 10.0
-"""A broker gives what it has held as soon as the link is up. What no pattern matches waits so long after `open` for its
-subscription to be made; later it is a leftover of an older program, acknowledged and counted."""
+"""A broker delivers held messages as soon as the link is up. A message that matches no pattern waits this long after
+`open` for its subscription; later it is left over from an older program, acknowledged and counted."""
 
 
 class Receipts(Struct):
-    """How the messages that came in ended; for people who look whether all is well."""
+    """How received messages ended; for monitoring."""
 
     taken: int = 0
     refused: int = 0
@@ -55,27 +55,27 @@ class Receipts(Struct):
     early: int = 0
     """Times that a handler raised SequenceGap."""
     again: int = 0
-    """Times that a message was not taken and waited for the next try."""
+    """Times that a message waited for another try."""
     given_up: int = 0
-    """After TRIES_MAX failures that were no errors of ours."""
+    """After TRIES_MAX failures with errors that are not ours."""
     unheard: int = 0
-    """Acknowledged without a handler: the broker's session has a subscription that this program has not."""
+    """Acknowledged without a handler: the broker's session has a subscription that this program lacks."""
     repeated: int = 0
-    """Came again while still waiting here, and were put aside."""
+    """Came again while still waiting here, and were dropped."""
     shed: int = 0
-    """Acknowledged on arrival without being taken: for others, or beyond the share of their source. The gate counts."""
+    """Acknowledged on arrival without being handled: for others, or beyond their source's share. The gate counts."""
     last_failure: str = ""
 
 
 class Arrival:
-    """A received message, and whom to tell when it is handled."""
+    """A received message, and what to call when it is handled."""
 
     __slots__ = ("_settled", "early_since_s", "handlers", "message", "tries")
 
     def __init__(self, message: BusMessage, settled: Callable[[], None]) -> None:
         self.message = message
         self.handlers = 0
-        """So many inboxes hold it."""
+        """How many inboxes hold it."""
         self.tries = 0
         self.early_since_s: float | None = None
         self._settled = settled
@@ -87,16 +87,16 @@ class Arrival:
             self._settled()
 
     def finish_all(self) -> None:
-        """Nobody wants it."""
+        """No handler wants it."""
         self._settled()
 
 
 _Early = tuple[int, int, Arrival]
-"""Its sequence, or 0 if that is not known; a count that keeps the order; the message."""
+"""Its sequence, or 0 if unknown; a count that keeps the order; the message."""
 
 
 class _Load:
-    """What all inboxes of a bus hold."""
+    """The load of all inboxes of a bus."""
 
     __slots__ = ("cost", "count")
 
@@ -104,34 +104,34 @@ class _Load:
         self.count = 0
         """Messages that wait for a handler or are with one."""
         self.cost = 0
-        """Of those that wait."""
+        """Of the waiting ones."""
 
 
 class Reception:
-    """All subscriptions of one bus, and what has come in for them."""
+    """All subscriptions of one bus, and the messages received for them."""
 
     def __init__(self) -> None:
         self.receipts = Receipts()
         self._load = _Load()
         self._inboxes: list[Inbox] = []
         self._wanting: dict[str, list[tuple[Inbox, str]]] = {}
-        """The handlers of each topic, and the source: a node may have many patterns, and most topics repeat."""
+        """The handlers of each topic, with the source: a node may have many patterns, and most topics repeat."""
         self._unheard: list[Arrival] = []
         self._patience: asyncio.TimerHandle | None = None
         self._is_patient = False
 
     @property
     def patterns(self) -> list[str]:
-        """What is subscribed to, each pattern once, in the order of subscription."""
+        """The subscribed patterns, each once, in the order of subscription."""
         return list(dict.fromkeys(inbox.pattern for inbox in self._inboxes))
 
     def begin(self) -> None:
-        """The bus was opened: from now on subscriptions that are still to be made have UNHEARD_S_MAX."""
+        """The bus was opened: later subscriptions have UNHEARD_S_MAX from now on."""
         self._is_patient = True
         self._patience = asyncio.get_running_loop().call_later(UNHEARD_S_MAX, self._lose_patience)
 
     def subscribe(self, pattern: str, handler: Handler) -> None:
-        """From now on, and for what has come already and nobody wanted."""
+        """Also handles messages that arrived before and matched no pattern."""
         inbox = Inbox(pattern, handler, self.receipts, self._load)
         self._inboxes.append(inbox)
         self._wanting.clear()
@@ -140,7 +140,7 @@ class Reception:
             self.take(arrival)
 
     def take(self, arrival: Arrival) -> None:
-        """Gives an arrival to every inbox that wants it."""
+        """Gives an arrival to every matching inbox."""
         wanting = self._who_wants(arrival.message.topic)
         arrival.handlers = len(wanting)
         for inbox, source in wanting:
@@ -161,7 +161,7 @@ class Reception:
         return wanting
 
     async def close(self, within_s: float) -> None:
-        """Lets the handlers that are under way finish, within a bound. What waits stays with the broker."""
+        """Lets handlers under way finish, within a bound. Waiting messages stay with the broker."""
         if self._patience is not None:
             self._patience.cancel()
         self._unheard.clear()
@@ -175,7 +175,7 @@ class Reception:
 
 
 class Inbox:
-    """The messages of one subscription, on their way to its handler and back to the broker."""
+    """The messages of one subscription: calls its handler, and settles them with the broker."""
 
     def __init__(self, pattern: str, handler: Handler, receipts: Receipts, load: _Load) -> None:
         self.pattern = pattern
@@ -188,24 +188,24 @@ class Inbox:
         """By topic and source, as heaps."""
         self._early_count = 0
         self._unsettled: dict[Arrival, bool] = {}
-        """In order of arrival, and whether each is dealt with: the broker hears it in this order. Not those that came
-        early: what is dealt with behind them would fill the broker's window for as long as they wait."""
+        """In order of arrival, and whether each is handled: the broker is told in this order. Without early messages:
+        those handled after them would fill the broker's window while the early ones wait."""
         self._handling: dict[asyncio.Task[None], str] = {}
-        """The calls under way, and whose message each has."""
+        """The calls under way, and the source of each message."""
         self._busy: dict[str, int] = {}
-        """How many calls are under way for each source."""
+        """Calls under way of each source."""
         self._pausing: dict[str, int] = {}
-        """How many messages of each source wait for their next try."""
+        """Messages of each source that wait for their next try."""
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"inbox {pattern}")
 
     def source_of(self, topic: str) -> str:
-        """Whose share the messages on this topic take."""
+        """The source whose share the messages on this topic use."""
         return topic if self._gate is None else self._gate.source_of(topic)
 
     def put_nowait(self, source: str, arrival: Arrival) -> None:
-        """Lines it up behind the others of its source, or sheds it."""
+        """Queues it after the others of its source, or sheds it."""
         cost = _cost(arrival)
         if self._gate is not None and not self._admits(self._gate, source, arrival, cost):
             self._receipts.shed += 1
@@ -228,7 +228,7 @@ class Inbox:
         return False
 
     async def close(self, within_s: float) -> None:
-        """Lets the handlers that are under way finish, within a bound, and hands nothing more over."""
+        """Lets handlers under way finish, within a bound, and calls none any more."""
         self._closing.set()
         for arrival in self._waiting.clear():
             self._load.count -= 1
@@ -250,7 +250,7 @@ class Inbox:
             if not self._waiting.is_ready or len(self._handling) >= HANDLED_COUNT_MAX:
                 await self._wait()
                 continue
-            # The next call begins only once this one has come to its first wait: that is the order promised.
+            # Start the next call only when this one has reached its first wait: that is the promised order.
             began = asyncio.get_running_loop().create_future()
             source, arrival = self._waiting.pop()
             self._load.cost -= _cost(arrival)
@@ -263,7 +263,7 @@ class Inbox:
             task.add_done_callback(self._ended)
             await began
             if not task.done():
-                # It has its place and waits for the disk. What came early behind it need not wait for that.
+                # The handler has the message's order fixed and waits for the disk. Early ones after it need not wait.
                 self._reoffer(arrival.message.topic)
 
     async def _wait(self) -> None:
@@ -278,7 +278,7 @@ class Inbox:
                 self._reoffer(topic)
 
     def _hold_or_release(self, source: str) -> None:
-        """A source has no turn while it has its share of the calls, or one of its messages waits for the next try."""
+        """A source gets no turn while it has its share of calls under way, or a message that waits for its next try."""
         if source in self._pausing or self._busy.get(source, 0) >= HANDLED_PER_SOURCE_MAX:
             self._waiting.hold(source)
         else:
@@ -292,7 +292,7 @@ class Inbox:
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             asyncio.get_running_loop().call_exception_handler(
-                {"message": f"{self.pattern}: dealing with a message failed", "exception": error, "task": task}
+                {"message": f"{self.pattern}: handling a message failed", "exception": error, "task": task}
             )
 
     async def _deal_with(self, source: str, arrival: Arrival, began: asyncio.Future[None]) -> None:
@@ -317,7 +317,7 @@ class Inbox:
             first.finish()
 
     async def _offer(self, source: str, arrival: Arrival) -> bool:
-        """Calls the handler until the message is dealt with (True), or put aside or left (False)."""
+        """Calls the handler until the message is handled (True), or put aside or left (False)."""
         pause_s = PAUSE_S_MIN
         while True:
             arrival.tries += 1
@@ -344,7 +344,7 @@ class Inbox:
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     async def _pause(self, source: str, pause_s: float) -> bool:
-        """Lets nothing newer of this source begin meanwhile; True when the inbox was closed."""
+        """Starts nothing newer of this source meanwhile; True if the inbox was closed."""
         self._pausing[source] = self._pausing.get(source, 0) + 1
         self._hold_or_release(source)
         try:
@@ -358,7 +358,7 @@ class Inbox:
         return True
 
     def _put_aside(self, arrival: Arrival, gap: SequenceGap) -> bool:
-        """Keeps an early message for later; False when it has waited for too long."""
+        """Keeps an early message for later; False if it has waited too long."""
         now_s = asyncio.get_running_loop().time()
         if arrival.early_since_s is None:
             arrival.early_since_s = now_s
@@ -378,8 +378,8 @@ class Inbox:
     def _reoffer(self, topic: str) -> None:
         """The topic has moved on, or it is time: of each source's early messages the first one may fit now.
 
-        Some brokers repeat in no order at all (NATS is one): the lowest sequence goes first where the handler has told
-        it, else all are tried.
+        Some brokers repeat in no order at all (NATS is one): the lowest sequence goes first if the handler gave it,
+        else all are tried.
         """
         again: list[Arrival] = []
         left: dict[str, list[_Early]] = {}

@@ -1,11 +1,11 @@
-"""Maps plain JSON of devices to our messages, and what we publish to their JSON. Pure.
+"""Maps plain JSON of devices to our messages, and our messages to their JSON. Pure.
 
     {"agent_id": "drone-001", "level": 87.5}   on agents/drone-001/battery   ->  BatteryMeasured(percent=87.5)
     {"type": "StartMission", "mission": "M1"}  on agents/drone-001/command   ->  StartMission(mission="M1")
 
-A field of a message is read from the JSON key of the same name, or from where `fields` says: `battery.level` is a key
+A field of a message is read from the JSON key of the same name, or from the path in `fields`: `battery.level` is a key
 in a nested object, and an empty text is the whole value. Other keys are ignored. `same` names fields that must agree
-with the topic, so a device that speaks in the name of another is refused.
+with the topic, so a device that sends in the name of another is refused.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from stigmergy.bus.topics import TopicTemplate, fill_address
 
 JSON_TYPE = "application/json"
 SURELY_SMALL_BYTES = MESSAGE_BYTES_MAX // 16
-"""JSON of so many bytes is a message within its limit, whatever is in it."""
+"""JSON up to this size is within a message's limit, whatever it contains."""
 _ABSENT: Any = object()
 
 
 class DeviceEvent(Struct, frozen=True):
-    """What a device says on a topic becomes an observed event of an agent."""
+    """A device's message on a topic becomes an observed event of an agent."""
 
     topic: TopicTemplate
     to: str
     event: type[Event]
     fields: Mapping[str, str]
     same: Mapping[str, str]
-    """A place of the topic, and where the JSON must say the same."""
+    """By place of the topic: the path where the JSON must have the same value."""
 
 
 class DeviceCommands(Struct, frozen=True):
-    """Orders in plain JSON become commands of an agent; `by` is where the JSON names the command."""
+    """Orders in plain JSON become commands of an agent; `by` is the path of the command's name."""
 
     topic: TopicTemplate
     to: str
     commands: Mapping[str, type[Command]]
     by: str
     id: str
-    """Where the JSON has the command's id. An order without one is done as often as it comes."""
+    """The path of the command's id. An order without one is carried out as often as it comes."""
     same: Mapping[str, str]
     answers: TopicTemplate | None
     """Where the verdict is published, as plain JSON too."""
 
 
 class DeviceOrder(Struct, frozen=True):
-    """What an agent publishes under a topic of its own goes to a device instead, as plain JSON."""
+    """What an agent publishes on its own topic goes to a device instead, as plain JSON."""
 
     topic: TopicTemplate
     agent: TopicTemplate
     about: str
     fields: Mapping[str, str]
-    """Where the JSON has each field; those that are not named keep their names."""
+    """The path of each field in the JSON; fields that are not named keep their names."""
     constants: Mapping[str, Any]
-    """What else the JSON has, whatever is published."""
+    """Fixed values that the JSON also has."""
 
 
 def read_device_event(spec: DeviceEvent, places: Mapping[str, str], payload: bytes) -> tuple[str, Event]:
-    """The agent and the event that a device's message is. Raises PeerError with what is wrong with it."""
+    """The agent and the event of a device's message. Raises PeerError with the reason."""
     document = read_json(payload, MESSAGE_BYTES_MAX)
     _check_same(spec.same, places, document)
     event: Event = _convert(document, spec.event, spec.fields)
@@ -84,7 +84,7 @@ def read_device_command(spec: DeviceCommands, places: Mapping[str, str], payload
     kind = spec.commands.get(name) if isinstance(name, str) else None
     if kind is None:
         shown = "nothing" if name is _ABSENT else repr(name)[:60]
-        raise UnknownTag(f"{spec.by!r} is {shown}; one of {', '.join(sorted(spec.commands))} is understood")
+        raise UnknownTag(f"{spec.by!r} is {shown}; send one of {', '.join(sorted(spec.commands))}")
     command_id = _at(document, spec.id)
     if not isinstance(command_id, str | int) or isinstance(command_id, bool):
         command_id = ""
@@ -94,7 +94,7 @@ def read_device_command(spec: DeviceCommands, places: Mapping[str, str], payload
 def write_device_answer(
     spec: DeviceCommands, places: Mapping[str, str], command_id: str, refused: str | None
 ) -> BusMessage | None:
-    """The verdict for a device that wants one."""
+    """The verdict for a device that asks for one."""
     if spec.answers is None:
         return None
     answer = {"id": command_id, "accepted": refused is None, "reason": refused}
@@ -102,7 +102,7 @@ def write_device_answer(
 
 
 def write_device_order(spec: DeviceOrder, agent: str, about: str, body: bytes) -> BusMessage | None:
-    """What a device hears when an agent publishes; None if it is not for this device."""
+    """The message for a device when an agent publishes; None if it is not for this device."""
     places = spec.agent.match(agent) if about == spec.about else None
     if places is None:
         return None
@@ -117,7 +117,7 @@ def write_device_order(spec: DeviceOrder, agent: str, about: str, body: bytes) -
     try:
         payload = msgspec.json.encode(document)
     except (TypeError, ValueError) as error:
-        raise Malformed(f"what {agent} published as {about!r} is no JSON: {error}") from None
+        raise Malformed(f"what {agent} published as {about!r} is not JSON: {error}") from None
     return BusMessage(spec.topic.fill(places), payload, content_type=JSON_TYPE)
 
 
@@ -130,14 +130,14 @@ def _convert(document: Any, kind: type[Any], fields: Mapping[str, str]) -> Any:
             try:
                 values[field.name] = msgspec.convert(value, field.type)
             except msgspec.ValidationError as error:
-                raise Malformed(f"{path or 'the value'} is no {kind.__name__}.{field.name}: {error}") from None
+                raise Malformed(f"{path or 'the value'} is not a valid {kind.__name__}.{field.name}: {error}") from None
         elif field.required:
-            raise Malformed(f"{path!r} is missing, which is {kind.__name__}.{field.name}")
+            raise Malformed(f"{path!r} is missing; it is {kind.__name__}.{field.name}")
     try:
         message: Message = kind(**values)
     except Exception as error:
-        # The class has checks of its own, and this one did not pass.
-        raise Malformed(f"no {kind.__name__}: {error}") from None
+        # The class's own check failed.
+        raise Malformed(f"not a valid {kind.__name__}: {error}") from None
     return message
 
 
@@ -149,7 +149,7 @@ def _check_same(same: Mapping[str, str], places: Mapping[str, str], document: An
 
 
 def _at(document: Any, path: str) -> Any:
-    """What is at a path of keys; the whole document for an empty one."""
+    """The value at a path of keys; the whole document for an empty path."""
     for key in path.split(".") if path else ():
         if not isinstance(document, dict) or key not in document:
             return _ABSENT

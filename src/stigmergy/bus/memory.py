@@ -27,29 +27,29 @@ from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, ch
 
 SCHEME = "memory:"
 HELD_COUNT_MAX = 100_000
-"""What a session holds by default for a client that is away; what comes then is dropped and counted, as brokers do."""
+"""A session's default bound while its client is away; later messages are dropped and counted, as brokers do."""
 WINDOW_COUNT_MAX = 1_000
-"""Messages on their way to one client that it has not acknowledged yet."""
+"""Messages on their way to one client, not acknowledged yet."""
 ROUTES_COUNT_MAX = 10_000
-"""Topics whose receivers a broker remembers; beyond that it begins anew."""
+"""Bound of a broker's cache of topics and their receivers; beyond it the cache starts again."""
 CLOSE_S_MAX = 5.0
-"""Handlers under way at `close` get so long."""
+"""The limit at `close` for handlers under way."""
 
 _brokers: dict[str, MemoryBroker] = {}
 
 
 def memory_broker(name: str) -> MemoryBroker:
-    """The broker of this name, made if there is none."""
+    """The broker of this name; made if there is none."""
     return _brokers.setdefault(name, MemoryBroker())
 
 
 def forget_broker(name: str) -> None:
-    """The next one to name it gets a new broker that knows nothing."""
+    """The next use of this name gets a new, empty broker."""
     _brokers.pop(name, None)
 
 
 class _Session:
-    """What the broker keeps for a client id, whether it is there or not."""
+    """What the broker keeps for a client id, connected or not."""
 
     def __init__(self) -> None:
         self.patterns: dict[str, None] = {}
@@ -61,10 +61,10 @@ class _Session:
 
 
 class MemoryBroker:
-    """Takes messages and gives them to subscribers. Its methods are for tests; clients use MemoryBus.
+    """Gives messages to subscribers. Its methods are for tests; clients use MemoryBus.
 
-    `redeliver_after_s`: None gives what was under way on a broken link first, as Mosquitto does. A number gives it so
-    long after the link is back, behind what is newer, as NATS does.
+    After a broken link, `redeliver_after_s=None` redelivers unacknowledged messages first, as Mosquitto does. A number
+    redelivers them this many seconds after the link is back, after newer ones, as NATS does.
     """
 
     def __init__(self, *, held_count_max: int = HELD_COUNT_MAX, redeliver_after_s: float | None = None) -> None:
@@ -74,19 +74,19 @@ class MemoryBroker:
         self.retained: dict[str, BusMessage] = {}
         self._sessions: dict[str, _Session] = {}
         self._routes: dict[str, list[_Session]] = {}
-        """Per topic who wants it: most topics come again and again."""
+        """By topic: its receivers. Most topics repeat."""
         self._count = 0
 
-    # What a test does to links.
+    # For tests: faults of links.
 
     def cut(self, client_id: str) -> None:
-        """Breaks the client's link, and lets it make no new one until `restore`. Its will is published."""
+        """Breaks the client's link, and prevents a new one until `restore`. Its will is published."""
         session = self._session(client_id)
         session.is_cut = True
         self._lose(session)
 
     def restore(self, client_id: str) -> None:
-        """Lets the client connect again; it does so at once. Acknowledgements pass again."""
+        """Lets the client reconnect, which it does at once. Acknowledgements pass again."""
         session = self._session(client_id)
         session.is_cut = False
         session.acknowledges = True
@@ -94,21 +94,19 @@ class MemoryBroker:
             session.client._connect_soon()
 
     def vanish(self, client_id: str) -> None:
-        """The client's process ends without a word. Its will is published; another client of its id may come."""
+        """The client's process dies. Its will is published; another client with its id may come."""
         self._lose(self._session(client_id))
 
     def cut_all(self) -> None:
-        """Cuts every link that there is."""
         for client_id in list(self._sessions):
             self.cut(client_id)
 
     def restore_all(self) -> None:
-        """Restores every link."""
         for client_id in list(self._sessions):
             self.restore(client_id)
 
     def drop_acknowledgements(self, client_id: str) -> None:
-        """Until `restore`, nobody hears an acknowledgement on this link: what it carries will come twice."""
+        """Until `restore`, acknowledgements on this link are lost: its messages will come twice."""
         self._session(client_id).acknowledges = False
 
     def held_count(self, client_id: str) -> int:
@@ -116,13 +114,13 @@ class MemoryBroker:
         session = self._session(client_id)
         return len(session.under_way) + len(session.held)
 
-    # What clients do.
+    # For clients.
 
     def _session(self, client_id: str) -> _Session:
         return self._sessions.setdefault(client_id, _Session())
 
     def _attach(self, client: MemoryBus) -> None:
-        """A client is there; one of the same id before it is thrown out for good."""
+        """A client connects; an earlier one with the same id is disconnected for good."""
         session = self._session(client.client_id)
         if session.client is not None and session.client is not client:
             session.client._lost()
@@ -150,7 +148,7 @@ class MemoryBroker:
         self._send(session)
 
     def _resume(self, client: MemoryBus) -> None:
-        """The link is up: first what was under way, then what was held; or the other way round."""
+        """The link is up: first unacknowledged messages, then held ones; or the other way round."""
         session = self._session(client.client_id)
         again = list(session.under_way.items())
         if self.redeliver_after_s is None:
@@ -169,7 +167,7 @@ class MemoryBroker:
                     client._receive(number, message)
 
     def _take(self, message: BusMessage) -> None:
-        """A message has come in: it is kept if it is to be, and goes to everybody who wants it."""
+        """A message has arrived: retains it if asked, and gives it to all matching sessions."""
         if message.retained:
             if message.payload:
                 self.retained[message.topic] = message
@@ -235,7 +233,7 @@ class MemoryBus:
 
     @property
     def receipts(self) -> Receipts:
-        """How what came in has ended."""
+        """How received messages have ended."""
         return self._reception.receipts
 
     @property
@@ -281,7 +279,7 @@ class MemoryBus:
         self._broker._leave(self)
         self._lost()
 
-    # What the broker does.
+    # Called by the broker.
 
     def _connect_soon(self) -> None:
         if self._is_open and not self._is_closed and not self.is_up:
@@ -299,7 +297,7 @@ class MemoryBus:
         tell_link(self._listeners, True, self.client_id)
 
     def _lost(self) -> None:
-        """The link is gone, and with it the answers to what was sent on it."""
+        """The link is gone, and with it the answers to pending publishes."""
         if not self.is_up:
             return
         self._link = 0
@@ -315,7 +313,7 @@ class MemoryBus:
         asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        """One message reaches the broker; its publisher hears of it a turn later, if the link lasts so long."""
+        """One message reaches the broker; its publisher gets the answer a turn later, if the link lasts."""
         if not self._outgoing:
             return
         message, answered = self._outgoing.popleft()
@@ -333,7 +331,7 @@ class MemoryBus:
         asyncio.get_running_loop().call_soon(self._arrive, self._link, number, message)
 
     def _arrive(self, link: int, number: int, message: BusMessage) -> None:
-        """A message that was still on its way when its link broke never arrives; the broker has it."""
+        """A message on its way when its link breaks never arrives; the broker keeps it."""
         if link != self._link:
             return
         if number in self._pending:
@@ -343,7 +341,7 @@ class MemoryBus:
         self._reception.take(Arrival(message, self._taken(number)))
 
     def _taken(self, number: int) -> Callable[[], None]:
-        """Tells the broker. On a later link than the message came on too: the session goes on."""
+        """Acknowledges, also on a later link than the message came on: the session goes on."""
 
         def tell() -> None:
             self._pending.pop(number, None)
@@ -361,7 +359,7 @@ def _fail(answered: asyncio.Future[None]) -> None:
 
 
 def open_bus(url: str, client_id: str, entropy: Entropy) -> MemoryBus:  # noqa: ARG001 - the signature of all adapters
-    """A bus to the broker that `memory:NAME` names; it draws nothing."""
+    """A bus to the broker `memory:NAME`; it uses no entropy."""
     name = url.removeprefix(SCHEME)
     if not url.startswith(SCHEME) or not name:
         raise ConfigError(f"bus {url!r}: write memory:NAME, for example memory:fleet")

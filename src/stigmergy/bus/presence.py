@@ -1,8 +1,8 @@
-"""Presence: who is in the fleet, and what each can do. Joins and leaves reach agents as observed events.
+"""Presence: who is in the fleet, and their capabilities. Joins and leaves reach agents as observed events.
 
 A node announces itself on its own retained topic, and again at intervals; its will announces that it is gone. Members
 are known only from these announcements: one that is silent for too long is gone, by our own clock, whatever its clock
-or the broker says. A name that two running nodes use is detected and counted, until the other falls silent.
+or the broker says. If two running nodes use one name, it is detected and counted, until the other falls silent.
 
 Nothing here is durable. After a start all members are announced again; `MembersReset` comes first, so that an agent
 forgets those that left meanwhile.
@@ -33,43 +33,43 @@ from stigmergy.bus.topics import Channel, Topics, parse_topic
 SECOND_NS = 1_000_000_000
 MEMBERS_COUNT_MAX = 10_000
 MEMBERS_BYTES_MAX = 16 * 1024 * 1024
-"""What all members together have said; beyond it no new ones are known."""
+"""The announcements of all members together; beyond it new members are ignored."""
 NAMES_COUNT_MAX = 1_000
-"""Kinds, commands, actions or agents that one node may say it has."""
+"""Kinds, commands, actions or agents that one node may announce."""
 PRESENCE_BYTES_MAX = 48 * 1024
-"""What one node may say, so that an agent can be told of it. Who has more to say leaves out names."""
+"""One announcement, so that an agent can be told of it. A node with more to announce leaves out names."""
 HEARD_BURST = 30
 HEARD_PER_BEAT = 4
-"""How often a node may say that it is here: so often at once, and so often in the time between two heartbeats."""
+"""How many announcements a node may make at once, and in the time between two heartbeats."""
 TWINS_COUNT_MAX = 16
 PRESENT = "stigmergy.NodePresent@1"
 ASKED_MAX = 1_000
-"""So many members are asked whether an agent runs there: it is looked for at each refusal."""
+"""The most members searched for an agent: every refusal does a search."""
 log = logging.getLogger("stigmergy.presence")
 
 
 class Member(Struct, frozen=True):
-    """A node of the fleet, as it says itself."""
+    """A node of the fleet, as it announces itself."""
 
     node: str
     run: str
-    """Another one each time that the node starts."""
+    """Another one each time the node starts."""
     online: bool = True
     version: str = ""
     since: str = ""
     kinds: tuple[str, ...] = ()
     commands: Mapping[str, tuple[str, ...]] = {}
-    """The commands that each kind of agent takes."""
+    """The commands that each kind of agent accepts."""
     actions: tuple[str, ...] = ()
-    """What it can carry out."""
+    """The actions that it can carry out."""
     agents: tuple[str, ...] = ()
-    """The agents that it runs, as its configuration names them; none named means any, and so do too many to name."""
+    """The agents that it runs, as its configuration names them; none means any, and so do too many to name."""
     everything: bool | None = None
-    """Whether it runs every agent of its kinds; None: it does not say, or is of an older version."""
+    """Whether it runs every agent of its kinds; None if it does not say, or is of an older version."""
 
     @property
     def assignment(self) -> Assignment | None:
-        """Which agents it says it runs; None where it does not say so."""
+        """Which agents it runs; None if it does not say."""
         return _assignment(self.agents) if self.agents or self.everything else None
 
 
@@ -83,7 +83,7 @@ class MemberJoined(Event, name="stigmergy.MemberJoined"):
 
 
 class MemberLeft(Event, name="stigmergy.MemberLeft"):
-    """A node has left, or was not heard of for too long."""
+    """A node has left, or was silent for too long."""
 
     node: str
     because: str = ""
@@ -94,7 +94,7 @@ class MembersReset(Event, name="stigmergy.MembersReset"):
 
 
 class PresenceCounters(Struct):
-    """What was seen of other nodes."""
+    """Counts of other nodes' announcements."""
 
     members_joined: int = 0
     members_left: int = 0
@@ -107,7 +107,7 @@ Tell = Callable[[Event], None]
 
 
 class Presence:
-    """Says that this node is here, and knows who else is."""
+    """Announces this node, and knows the other members."""
 
     def __init__(
         self,
@@ -128,58 +128,58 @@ class Presence:
         self._every_s = every_s
         self._gone_ns = int(gone_s * SECOND_NS)
         self._spoken = _within_bounds(me, self._message)
-        """What is said of ourselves; maybe not all."""
+        """What we announce of ourselves; possibly not everything."""
         self._quotas = Quotas(HEARD_PER_BEAT / every_s, HEARD_BURST)
         self._members: dict[str, tuple[Member, int, int]] = {}
-        """Each with when it was last heard, and the bytes of what it said."""
+        """Each with the time of its last announcement and the bytes of that."""
         self._said: dict[str, tuple[bytes, Member]] = {}
-        """Per topic the last words of who is here, and what they mean."""
+        """By topic: the last announcement of a present member, and its meaning."""
         self._members_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._saying: asyncio.Task[None] | None = None
         self._leaving = False
         self._twins: dict[str, tuple[int, int]] = {}
-        """Other runs that use our name, and when each was first and last heard."""
+        """Other runs that use our name, with the times of their first and last announcements."""
         self.conflict: str = ""
-        """What another node with our name says, if there is one."""
+        """About another node with our name, if there is one."""
         self.counters = PresenceCounters()
 
     @property
     def will(self) -> BusMessage:
-        """What the broker says when we are gone."""
+        """What the broker publishes when we are gone."""
         return self._message(msgspec.structs.replace(self._spoken, online=False))
 
     def members(self) -> list[Member]:
-        """Who is here, ourselves included, by name."""
+        """All members by name, ourselves included."""
         found = {self._me.node: self._me} | {node: member for node, (member, _, _) in self._members.items()}
         return [found[node] for node in sorted(found)]
 
     def locate(self, address: str) -> str:
-        """Which other node says that it runs this agent; see `Assignment.locate`."""
+        """Which other node announces that it runs this agent; see `Assignment.locate`."""
         return locate(address, self._me.node, self.members())
 
     def overlaps(self) -> list[str]:
-        """Which other nodes run agents that run here, too: each of both would carry out their commands."""
+        """Which other nodes run agents that run here too: both would carry out their commands."""
         return overlaps(self._me, self.members())
 
     async def start(self) -> None:
-        """Listens for others, and says that we are here whenever the link is up."""
+        """Subscribes, and announces this node whenever the link is up."""
         self._tell(MembersReset())
         await self._bus.subscribe(self._topics.nodes_pattern(Channel.PRESENCE), self._heard)
         self._task = asyncio.ensure_future(self._beat())
 
     def link(self, up: bool) -> None:
-        """The link came: our will may have been published meanwhile, so we say that we are here."""
+        """The link is back: our will may have been published meanwhile, so announce ourselves."""
         if up and not self._leaving and (self._saying is None or self._saying.done()):
             self._saying = asyncio.ensure_future(self._say(self._spoken))
 
     async def stop(self) -> None:
-        """Says that we leave."""
+        """Announces that we leave."""
         await self.kill()
         await self._say(msgspec.structs.replace(self._spoken, online=False))
 
     async def kill(self) -> None:
-        """Ends at once and says nothing, as a crash would."""
+        """Ends at once without an announcement, like a crash."""
         self._leaving = True
         tasks = [task for task in (self._task, self._saying) if task is not None]
         for task in tasks:
@@ -189,13 +189,13 @@ class Presence:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            # A broker that does not answer must not keep us from seeing who is gone.
+            # A broker that does not answer must not stop us from noticing who is gone.
             self._expire()
             self.link(True)
 
     async def _say(self, member: Member) -> None:
         if self._bus.is_up:
-            # If the link breaks now, we say it again when it is back; and in any case after a while.
+            # If the link breaks now, we announce again when it is back; and in any case after a while.
             with contextlib.suppress(StigmergyError):
                 await self._bus.publish(self._message(member))
 
@@ -213,7 +213,7 @@ class Presence:
     # ------------------------------------------------------------------ others
 
     async def _heard(self, message: BusMessage) -> None:
-        if not message.payload:  # it was cleared by somebody
+        if not message.payload:  # somebody cleared it
             return
         try:
             if not self._quotas.admit(message.topic, self._monotonic_ns()):
@@ -230,7 +230,7 @@ class Presence:
             self._gone(member.node, "it said so, or its link was lost", member.run)
 
     def _said_before(self, message: BusMessage) -> Member | None:
-        """Who says the same as ever is not read again: a node hears each of the others every half a minute."""
+        """Skips parsing an unchanged announcement: a node gets one of every other node each half minute."""
         said = self._said.get(message.topic)
         return said[1] if said is not None and said[0] == message.payload else None
 
@@ -252,7 +252,7 @@ class Presence:
 
     def _gone(self, node: str, because: str, run: str | None = None) -> None:
         known = self._members.get(node)
-        # A will of an earlier run may come after the next run has said that it is here.
+        # A will of an earlier run may come after the announcement of the next run.
         if known is not None and run in (None, known[0].run):
             del self._members[node]
             self._said.pop(self._topics.of_node(node, Channel.PRESENCE), None)
@@ -270,12 +270,12 @@ class Presence:
             self.conflict = ""
 
     def _heard_our_name(self, member: Member) -> None:
-        """Our own words, or what our last run left behind, or somebody's who has our name and is here now.
+        """Our own announcement, one left by our last run, or one of another running node with our name.
 
-        What was left behind comes at once and never again; a twin is heard again and again.
+        A leftover comes at once and never again; a twin announces itself again and again.
         """
         if not member.online:
-            # The will of a link that we have replaced, or of our last run: the broker keeps that one now.
+            # The will of a link that we have replaced, or of our last run: the broker has retained it.
             self.link(True)
         if member.run == self._me.run:
             return
@@ -290,13 +290,13 @@ class Presence:
 
 
 def read_presence(message: BusMessage) -> Member:
-    """Who says in a message that it is here, or gone. Raises PeerError for what is no presence."""
+    """The member in an announcement. Raises PeerError if it is not a presence message."""
     if len(message.payload) > PRESENCE_BYTES_MAX:
         raise TooLarge(f"a presence of {len(message.payload)} bytes, {PRESENCE_BYTES_MAX} at most")
     topic = parse_topic(message.topic)
     event = read_event(message.payload, message.content_type, message.properties)
     if event.type != PRESENT:
-        raise Malformed(f"{event.type} is no presence")
+        raise Malformed(f"{event.type} is not a presence")
     try:
         member = msgspec.convert(event.data, Member)
     except msgspec.ValidationError as error:
@@ -313,7 +313,7 @@ def _assignment(agents: tuple[str, ...]) -> Assignment | None:
     try:
         return Assignment(agents)
     except ConfigError:
-        return None  # of a later version, maybe
+        return None  # perhaps of a later version
 
 
 def locate(address: str, here: str, members: Sequence[Member]) -> str:
@@ -327,7 +327,7 @@ def locate(address: str, here: str, members: Sequence[Member]) -> str:
 
 
 def may_run(address: str, members: Sequence[Member]) -> bool:
-    """Whether one of these runs an agent, or may: a node that does not say which agents it runs, or of which kinds."""
+    """Whether one of these runs an agent, or may: a node that does not announce its agents, or its kinds."""
     kind = address.partition("/")[0]
     return any(
         (not one.kinds or kind in one.kinds) and (one.assignment is None or one.assignment.runs(address))
@@ -337,7 +337,7 @@ def may_run(address: str, members: Sequence[Member]) -> bool:
 
 def overlaps(me: Member, members: Sequence[Member]) -> list[str]:
     """Sentences about nodes that run agents of ours. A node that names its agents may share a bus with one that names
-    none, as a drone with its gateway; that is not told."""
+    none, like a drone with its gateway; that is not reported."""
     found: list[str] = []
     ours = me.assignment
     for member in members:
@@ -351,7 +351,7 @@ def overlaps(me: Member, members: Sequence[Member]) -> list[str]:
             )
         elif here := ours.shared_with(theirs):
             there = theirs.shared_with(ours)
-            # Each by what it says itself: one may name agents that a pattern of the other's has in it.
+            # Each in its own words: one may name agents that match a pattern of the other.
             both = f"{shown(there)}, {'too' if sorted(here) == sorted(there) else f'and this one {shown(here)}'}"
             found.append(f"node {member.node!r} runs {both}: take what both run out of agents of one of the nodes")
     return found
@@ -362,7 +362,7 @@ def _names_count(member: Member) -> int:
 
 
 def _within_bounds(me: Member, message: Callable[[Member], BusMessage]) -> Member:
-    """What others take: without the agents, if those are too many, which means any; and so on."""
+    """Shortens our announcement to what others accept: drops the agents, if they are too many, which means any; etc."""
     shorter: tuple[dict[str, Any], ...] = (
         {"agents": (), "everything": None},
         {"commands": {}},
@@ -379,7 +379,7 @@ def _within_bounds(me: Member, message: Callable[[Member], BusMessage]) -> Membe
 def describe_node(
     node: str, run: str, version: str, since: str, plans: Mapping[str, AgentPlan], actions: Mapping[str, Any]
 ) -> Member:
-    """What a node says about itself."""
+    """A node's description of itself."""
     return Member(
         node=node,
         run=run,

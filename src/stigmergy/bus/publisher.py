@@ -1,16 +1,16 @@
-"""The publisher: carries out `Publish` effects over a bus. In order per topic, owed until the broker has taken them.
+"""The publisher: carries out `Publish` effects over a bus. In order per topic, owed until the broker has them.
 
-While the link is down nothing is tried and nothing is given up: the journal holds what is owed, and it leaves in order
-when the link is back, also after a restart. Only when more is owed than the bound allows is the oldest shed, settled
-and counted: a long time offline must never stop an agent. Alerts and orders (categories `alert` and `control`) are shed
-last.
+While the link is down nothing is tried and nothing is given up: the journal holds what is owed, and it is sent in order
+when the link is back, also after a restart. Only when more is owed than the bound allows, the oldest is shed, settled
+and counted: a long time offline must never stop an agent. Alerts and orders (categories `alert` and `control`) are
+shed last.
 
-An agent sends no faster than receivers take from one source (`messages_per_s`, and half of `burst` at once): a backlog
-of hours leaves within minutes, and no receiver sheds it as a flood.
+An agent sends no faster than receivers accept from one source (`messages_per_s`, and half of `burst` at once): a
+backlog of hours is sent within minutes, and no receiver sheds it as a flood.
 
 The messages of one topic are settled in order. So after a crash everything that is released again comes after
-everything that the broker had, and a receiver that keeps marks takes each message once. Each carries its outbox number
-and the number of the message before it on its topic (`previous`), as far back as the log was read.
+everything that the broker had, and a receiver that keeps marks accepts each message once. Each carries its outbox
+number and the number of the message before it on its topic (`previous`), as far back as the log was read.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ SETTLED_COUNT_MAX = 1_000
 TOPICS_COUNT_MAX = 100_000
 """Topics whose last number is remembered."""
 PRECIOUS = ("alert", "control")
-"""Categories of what is shed last."""
+"""Categories that are shed last."""
 DRAIN_LOOK_S = 0.01
 TOLD_CHARS_MAX = 100
 _published = msgspec.msgpack.Decoder(tuple[str, bytes])
 Settle = Callable[[int, EffectsSettled], None]
 Outlet = Callable[[str, str, bytes], tuple[BusMessage, ...] | None]
-"""Given an agent, the topic it named and the event's bytes: what to send instead of a CloudEvent, if a device is to
-hear it; None for everything else."""
+"""Given an agent, its topic and the event's bytes: what to send to a device instead of a CloudEvent; None if no device
+gets it."""
 
 
 class PublisherCounters(Struct):
-    """What became of what agents published."""
+    """What happened to published messages."""
 
     published: int = 0
     publish_retries: int = 0
@@ -63,7 +63,7 @@ class PublisherCounters(Struct):
 
 
 class PublishState(enum.Enum):
-    """How far a message has come."""
+    """The progress of a message."""
 
     WAITING = 0
     FLYING = 1
@@ -71,7 +71,7 @@ class PublishState(enum.Enum):
 
 
 class _Item:
-    """An owed effect on its way."""
+    """An owed effect being published."""
 
     __slots__ = ("epoch", "lane", "pending", "precious", "previous", "sent", "shard", "shed", "state", "time_ns")
 
@@ -89,7 +89,7 @@ class _Item:
         self.sent = False
         self.previous: int | None = None
         self.shed = 0
-        """So many of its topic were given up since the one that was sent last."""
+        """How many of its topic were shed since the last one sent."""
 
 
 class _Lane:
@@ -100,24 +100,24 @@ class _Lane:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.sender = quota_source(topic)
-        """The source under which receivers count its messages."""
+        """The source that receivers count its messages under."""
         self.items: OrderedDict[_Item, None] = OrderedDict()
-        """What is not settled."""
+        """Those not settled."""
         self.waiting: OrderedDict[_Item, None] = OrderedDict()
-        """Those of `items` that may be sent. Not those that failed, as long as others are under way."""
+        """Those of `items` that may be sent. Failed ones wait until no other is under way."""
         self.flying = 0
         self.ahead = 0
-        """How many are under way, or taken but not settled because one before them is not: the window's measure."""
+        """How many are under way, or sent but not settled because an earlier one is not: bounded by the window."""
         self.failed = False
         self.listed = False
-        """Whether it is in the line of lanes that may send."""
+        """Whether it is in the queue of lanes that may send."""
         self.last: tuple[int, int] | None = None
         """Incarnation and sequence of the last message sent on the topic by this run."""
         self.shed = 0
 
 
 class Publisher:
-    """Sends what is owed. `release` takes an effect, `link` says that the link came or went."""
+    """Sends what is owed. `release` adds an effect, `link` reports changes of the link."""
 
     def __init__(
         self,
@@ -144,14 +144,14 @@ class Publisher:
         self._in_flight_per_topic_max = in_flight_per_topic_max
         self._pace = pace(messages_per_s, burst)
         self._resting: list[_Lane] = []
-        """Lanes of agents that have sent their share."""
+        """Lanes of agents that have used their quota."""
         self._retry_pause_s = retry_pause_s
         self._binary = binary
         self._outlet = outlet
         self._lanes: dict[str, _Lane] = {}
         self._ready: deque[_Lane] = deque()
         self._oldest: tuple[OrderedDict[_Item, None], OrderedDict[_Item, None]] = (OrderedDict(), OrderedDict())
-        """All items that are not over, in the order of their release; alerts and orders apart."""
+        """All unfinished items in the order of their release; alerts and orders separate."""
         self._settled: dict[int, list[int]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._task_number = 0
@@ -162,10 +162,10 @@ class Publisher:
         self.counters = PublisherCounters()
 
     def recall(self, state: ShardState, stored: Iterable[StoredCommit]) -> None:
-        """Reads off the log, before the start, what earlier runs have sent last on each topic.
+        """Reads from the log, before the start, the last message of earlier runs on each topic.
 
-        Without it the first message of this run would not say what it follows, and a receiver whose broker repeats late
-        would take it for the next.
+        Without it the first message of this run would have no `previous`, and a receiver whose broker redelivers late
+        would accept it as the next one.
         """
         for one in stored:
             commit = open_commit(one.sealed.body)
@@ -175,12 +175,12 @@ class Publisher:
                     self._lane(self._topics.events(owed.agent, about)).last = (commit.incarnation, owed.sequence)
 
     def start(self) -> None:
-        """May send from now on. What was released before waits until then."""
+        """Starts sending. Effects released before wait until then."""
         self._running = True
         self._pump()
 
     def release(self, shard: int, epoch: int, pending: Pending) -> None:
-        """Takes a durable effect. When it was decided is known of those that come after the start."""
+        """Adds a durable effect. Its time of decision is known only for those that come after the start."""
         about, event = _published.decode(pending.body)
         lane = self._lane(self._topics.events(pending.agent, about))
         precious = category_of(tag_of(event)) in PRECIOUS
@@ -196,14 +196,13 @@ class Publisher:
         self._pump()
 
     def link(self, up: bool) -> None:
-        """The link came up or was lost."""
         if up and self._paused is not None:
             self._paused.cancel()
             self._paused = None
         self._pump()
 
     async def wait_idle(self, within_s: float) -> bool:
-        """Waits until the broker has taken everything, as long as the link is up and the time lasts."""
+        """Waits until the broker has everything, while the link is up, for at most this time."""
         deadline = asyncio.get_running_loop().time() + within_s
         while self.owed and self._bus.is_up:
             if asyncio.get_running_loop().time() >= deadline:
@@ -212,7 +211,7 @@ class Publisher:
         return not self.owed
 
     async def stop(self) -> None:
-        """Sends nothing more. What the broker has not taken stays owed."""
+        """Sends nothing more. What the broker does not have stays owed."""
         self._running = False
         if self._paused is not None:
             self._paused.cancel()
@@ -231,7 +230,7 @@ class Publisher:
             self._ready.append(lane)
 
     def _pump(self) -> None:
-        """Sends as much as may be under way, one of each topic in turn."""
+        """Fills the window, one message of each topic in turn."""
         while (
             self._running
             and self._paused is None
@@ -288,13 +287,13 @@ class Publisher:
         except (LinkDown, NotRunning):
             self.counters.publish_retries += 1
         except StigmergyError:
-            # Too large, or an invalid topic: a repetition would not help.
+            # Too large, or an invalid topic: a retry would not help.
             self.counters.unpublishable += 1
             taken = True
         except asyncio.CancelledError:
             raise
         except Exception:
-            # Not one of ours: a driver that fails. It is tried again, because nothing is given up.
+            # Not one of our errors: a failing driver. Retry, because nothing is given up.
             self.counters.publish_retries += 1
         finally:
             self._landed(item, taken)
@@ -310,7 +309,7 @@ class Publisher:
             lane.ahead -= 1
             lane.failed = True
         if lane.failed and lane.flying == 0:
-            # All that were under way are back: those that the broker did not take go again, in their order.
+            # All that were under way are back: send the failed ones again, in their order.
             lane.failed = False
             lane.waiting = OrderedDict((one, None) for one in lane.items if one.state is PublishState.WAITING)
             self._pause()
@@ -318,7 +317,7 @@ class Publisher:
         self._pump()
 
     def _pause(self) -> None:
-        """A link that is up and yet takes nothing is not asked again at once."""
+        """Waits before the next try when the link is up but a publish failed."""
         if self._paused is None and self._running:
             self._paused = asyncio.get_running_loop().call_later(self._retry_pause_s, self._resume)
 
@@ -326,10 +325,10 @@ class Publisher:
         self._paused = None
         self._pump()
 
-    # ------------------------------------------------------------------ what is over
+    # ------------------------------------------------------------------ finished items
 
     def _over(self, item: _Item) -> None:
-        """The broker has it. What one topic owes is settled in order."""
+        """The broker has it. Each topic is settled in order."""
         self._end(item)
         lane = item.lane
         while lane.items and (first := next(iter(lane.items))).state is PublishState.OVER:
@@ -354,7 +353,7 @@ class Publisher:
             self._settle(shard, EffectsSettled(PUBLISH, sequences[first : first + SETTLED_COUNT_MAX]))
 
     def _shed_oldest(self) -> bool:
-        """Gives up the oldest message that is not under way, alerts and orders last; False if there is none."""
+        """Sheds the oldest message that is not under way, alerts and orders last; False if there is none."""
         for oldest in self._oldest:
             for item in oldest:
                 if item.state is PublishState.WAITING:
@@ -363,7 +362,7 @@ class Publisher:
         return False
 
     def _shed(self, item: _Item) -> None:
-        """Settles it at once, whatever lies before it on its topic: what is never sent again is in nobody's way."""
+        """Settles it at once, whatever comes before it on its topic: it will never be sent, so it blocks nobody."""
         lane = item.lane
         self.counters.publish_shed += 1
         lane.shed += 1 + item.shed
@@ -375,9 +374,9 @@ class Publisher:
         self._settle_soon(item)
 
     def _unchain(self, item: _Item) -> None:
-        """Nobody may wait for it, although what follows it was to say that it goes before: that follows its forerunner.
+        """Removes it from the chain, so that no receiver waits for it: its successor takes over its `previous`.
 
-        What was sent is a beginning of what is not settled, and no longer than the window.
+        Sent messages are a prefix of the unsettled ones, no longer than the window.
         """
         number, before = item.pending.sequence, item.previous
         for other in item.lane.items:
@@ -389,7 +388,7 @@ class Publisher:
         item.lane.last = None if before is None else (item.pending.incarnation, before)
 
     def _lane(self, topic: str) -> _Lane:
-        """Of too many topics those that owe nothing are forgotten; the next message there has no `previous`."""
+        """If there are too many topics, forgets those that owe nothing; their next message has no `previous`."""
         lane = self._lanes.get(topic)
         if lane is None:
             if len(self._lanes) >= TOPICS_COUNT_MAX:
@@ -400,7 +399,7 @@ class Publisher:
     # ------------------------------------------------------------------ messages
 
     def _written(self, item: _Item) -> tuple[BusMessage, ...]:
-        """Raises Malformed for what cannot be written: no repetition would help, and it must not hold up others."""
+        """Raises Malformed for what cannot be encoded: a retry would not help, and it must not block others."""
         try:
             return self._messages(item)
         except StigmergyError:
@@ -443,7 +442,7 @@ class Publisher:
 
 
 def category_attributes(tag: str, body: bytes) -> dict[str, str]:
-    """What routers and rules outside may want to know without opening the data: its category, and how bad it is."""
+    """Attributes for routers and rules that do not parse the data: category and severity."""
     category = category_of(tag)
     if category is None:
         return {}
@@ -459,7 +458,7 @@ def category_attributes(tag: str, body: bytes) -> dict[str, str]:
 
 
 def _time(time_ns: int) -> str:
-    """The moment as CloudEvents write it; empty if it is not known."""
+    """The time in the format of CloudEvents; empty if unknown."""
     if not time_ns:
         return ""
     moment = datetime.fromtimestamp(time_ns / 1_000_000_000, UTC)

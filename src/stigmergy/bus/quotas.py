@@ -15,13 +15,13 @@ SOURCES_COUNT_MAX = 100_000
 STRANGERS = ""
 """The bucket of sources without their own."""
 PACE_SHARE = 0.9
-"""Of what receivers take from one source in the long run: clocks differ, and some messages are sent twice."""
+"""The share of a receiver's rate that a sender uses: clocks differ, and some messages are sent twice."""
 PACE_LOOK_S = 0.05
-"""How often it is looked whether those who have sent their share may send again."""
+"""How often lanes that have used their quota are checked again."""
 ALLOWED_COUNT_MAX = 50_000
-"""What each source gets at most for a time in which nothing could be taken: as much as a publisher keeps."""
+"""The most that a source may send for a time in which nothing was received: as much as a publisher keeps."""
 ALLOWED_NS_MAX = 60 * SECOND_NS
-"""So long after such a time what was held meanwhile may come."""
+"""How long after such a time its messages may come."""
 
 
 class Quotas:
@@ -34,16 +34,16 @@ class Quotas:
         self._buckets: dict[str, tuple[float, int]] = {}
         """Tokens, and when they were counted."""
         self._look_ns = 0
-        """Not before that time are the buckets looked through again."""
+        """Buckets are not scanned again before this time."""
         self._allowed = 0
-        """What each source may send beyond its bucket; 0: nothing."""
+        """What each source may send beyond its bucket."""
         self._allowed_until_ns = 0
         self._used: dict[str, int] = {}
-        """What each source has sent of that."""
+        """How much of that each source has sent."""
 
     def admit(self, source: str, now_ns: int, *, crowded: bool = False) -> bool:
-        """Whether this source may send one more message now. A source that is `crowded` may only send what it might
-        have sent while nothing could be taken."""
+        """Whether this source may send one more message now. A `crowded` source may only send what it might have sent
+        while nothing could be received."""
         bucket = self._buckets.get(source)
         if bucket is None:
             if len(self._buckets) >= self._sources_count_max and not self._has_room(now_ns):
@@ -55,10 +55,10 @@ class Quotas:
         return self._is_allowed(source, now_ns, admitted) if self._allowed else admitted
 
     def allow_for(self, missed_ns: int, now_ns: int, *, repeated: int = 0) -> None:
-        """Nothing could be taken for so long, and now it can; so many messages may come again beside that."""
+        """Nothing was received for this long, and now it is; `repeated` messages may come again too."""
         count = min(ALLOWED_COUNT_MAX, int(missed_ns * self._per_ns) + repeated)
         if now_ns <= self._allowed_until_ns:
-            # The larger one counts, not both: who is told twice of one such time must not get it twice.
+            # The larger one counts, not both: a time that is reported twice must not count twice.
             self._allowed = max(self._allowed, count)
         else:
             self._allowed, self._used = count, {}
@@ -92,5 +92,5 @@ class Quotas:
 
 
 def pace(per_s: float, burst: int) -> Quotas:
-    """What a sender keeps to, so that receivers with these quotas shed nothing of what it sends."""
+    """The quotas of a sender, so that receivers with these quotas shed none of its messages."""
     return Quotas(PACE_SHARE * per_s, max(1, burst // 2))

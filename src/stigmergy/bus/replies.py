@@ -25,7 +25,7 @@ REFUSALS_IN_FLIGHT_MAX = 20
 
 
 class ResponderCounters(Struct):
-    """What senders were told."""
+    """Counts of replies."""
 
     answers: int = 0
     states: int = 0
@@ -48,7 +48,7 @@ class Responder:
         self.counters = ResponderCounters()
 
     async def answer(self, address: str, command_id: str, verdict: Verdict) -> None:
-        """Publishes a verdict; raises LinkDown if the broker did not take it, and then it must be given again."""
+        """Publishes a verdict; raises LinkDown if the broker did not get it: then call this again."""
         refused = verdict.reason if isinstance(verdict, Refused) else None
         data = {
             "command": command_id,
@@ -70,7 +70,7 @@ class Responder:
         self.counters.answers += 1
 
     async def state(self, address: str, query_id: str, data: dict[str, Any], error: StigmergyError | None) -> None:
-        """Publishes an agent's state for who has asked, or why not."""
+        """Publishes an agent's state in reply to a query, or the error."""
         if error is not None:
             data = {"error": printable(error, REASON_CHARS_MAX), "kind": type(error).__name__}
         event = CloudEvent(
@@ -85,7 +85,7 @@ class Responder:
         payload = write_structured(event)
         if len(payload) > EVENT_BYTES_MAX:
             too_large = TooLarge(
-                f"the state of {address} takes {len(payload)} bytes, and a message {EVENT_BYTES_MAX}; ask its node: "
+                f"the state of {address} has {len(payload)} bytes, a message at most {EVENT_BYTES_MAX}; ask its node: "
                 "stigmergy state"
             )
             await self.state(address, query_id, {}, too_large)
@@ -95,7 +95,7 @@ class Responder:
         self.counters.states += 1
 
     def refused(self, message: BusMessage, error: StigmergyError) -> None:
-        """Says on this node's own topic what was refused, if it does not say so too often already."""
+        """Publishes a refusal on this node's own topic, within its quota."""
         if (
             not self._bus.is_up
             or len(self._tasks) >= REFUSALS_IN_FLIGHT_MAX
@@ -122,7 +122,7 @@ class Responder:
         self._tasks[number].add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def stop(self) -> None:
-        """Says nothing more."""
+        """Publishes nothing more."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -133,11 +133,11 @@ class Responder:
             await self._bus.publish(message)
             self.counters.refusals_told += 1
         except StigmergyError:
-            pass  # it was counted where it was refused
+            pass  # it was counted when it was refused
 
 
 def _id_of(message: BusMessage) -> str:
-    """The id that its sender knows it by; empty if it has none that can be read."""
+    """The sender's id of the message; empty if it has none or it cannot be read."""
     try:
         return printable(read_event(message.payload, message.content_type, message.properties).id, REASON_CHARS_MAX)
     except StigmergyError:

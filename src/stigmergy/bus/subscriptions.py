@@ -1,4 +1,4 @@
-"""What a fleet takes from a bus and gives to devices on it, as users declare it. A declaration does nothing by itself.
+"""A fleet's subscriptions and its messages to devices, as users declare them. A declaration does nothing by itself.
 
     fleet.listen("Drone/{id}/battery", to="Monitor/{id}")
     fleet.device("agents/{id}/battery", to="Drone/{id}", event=BatteryMeasured, fields={"percent": "level"})
@@ -23,7 +23,7 @@ from stigmergy.bus.topics import AGENTS, Channel, TopicTemplate, escape, places_
 
 
 class Listen(Struct, frozen=True):
-    """What agents elsewhere publish is given to agents here."""
+    """Events that other agents publish are given to agents here."""
 
     what: TopicTemplate
     """Kind, name and topic."""
@@ -32,14 +32,14 @@ class Listen(Struct, frozen=True):
     site: str | None
 
     def template(self, fleet: str, site: str) -> TopicTemplate:
-        """The topics on the bus that it means, for a node of this fleet and site."""
+        """Its topics on the bus, for a node of this fleet and site."""
         kind, name, *about = (_written(level) for level in self.what.levels)
         levels = (_written(self.fleet or fleet), _written(self.site or site), AGENTS, kind, name, Channel.EVENTS.value)
         return TopicTemplate(self.what.text, (*levels, *about))
 
 
 class Collect(Struct, frozen=True):
-    """What the uplinks of other nodes bring is given to agents here."""
+    """Events that arrive by uplinks of other nodes are given to agents here."""
 
     what: TopicTemplate
     """Kind and name."""
@@ -48,7 +48,7 @@ class Collect(Struct, frozen=True):
     site: str | None
 
     def match(self, address: str) -> dict[str, str] | None:
-        """The values of its places in an agent's address; None if it means others."""
+        """The values of its places in an agent's address; None if it does not match."""
         return self.what.match(address)
 
 
@@ -57,7 +57,7 @@ COLLECT_ALL = Collect(TopicTemplate("{kind}/{id}", ("{kind}", "{id}"), escaped=F
 
 
 class Subscriptions:
-    """The bus's side of a fleet."""
+    """The declarations of a fleet."""
 
     name: str
     plans: Mapping[str, AgentPlan]
@@ -69,13 +69,13 @@ class Subscriptions:
         self.device_commands_taken: list[DeviceCommands] = []
         self.device_orders: list[DeviceOrder] = []
         self.interested: list[str] = []
-        """Agents that hear who joins and leaves."""
+        """Agents that are told who joins and leaves."""
 
     def listen(self, what: str, *, to: str, fleet: str | None = None, site: str | None = None) -> None:
-        """Gives what agents publish to agents here: `Drone/{id}/battery` is what each Drone publishes as `battery`.
+        """Gives published events to agents here: `Drone/{id}/battery` is what each Drone publishes as `battery`.
 
-        `{id}` stands for any name and may be used in `to`; `+` stands for anything. Without `fleet` and `site` those of
-        the node are meant; `site="+"` means all sites. Each event arrives once, and in order.
+        `{id}` stands for any name and may be used in `to`; `+` stands for anything. `fleet` and `site` default to the
+        node's own; `site="+"` means all sites. Each event arrives once, and in order.
         """
         template = read_template(what)
         if len(template.levels) < 3:
@@ -86,21 +86,23 @@ class Subscriptions:
     def collect(
         self, what: str = "{kind}/{id}", *, to: str | None = None, fleet: str | None = None, site: str | None = None
     ) -> None:
-        """Takes what uplinks bring: `fleet.collect("Drone/{id}", to="Twin/{id}")` gives each Drone's events to a Twin.
+        """Receives from uplinks: `fleet.collect("Drone/{id}", to="Twin/{id}")` gives each Drone's events to a Twin.
 
-        Without `to` they go to the same address here. What no declaration names goes to the same address too. Without
-        `fleet` and `site` those of the node are meant; `site="+"` means all sites. Each event arrives once, in order.
+        Without `to` they go to the same address here, and so do events that no declaration names. `fleet` and `site`
+        default to the node's own; `site="+"` means all sites. Each event arrives once, in order.
         """
         template = read_template(what, escaped=False)
         if len(template.levels) != 2:
             raise DefinitionError(f"collect({what!r}): write Kind/name, such as 'Drone/{{id}}'")
         to = what if to is None else to
         if "+" in to:
-            raise DefinitionError(f"collect({what!r}): + is no address; name the place, such as {{id}}, or give to=…")
+            raise DefinitionError(
+                f"collect({what!r}): + is not an address; name the place, such as {{id}}, or give to=…"
+            )
         if not places_of(to.partition("/")[0]):
             self._check_to("collect", what, to, template.names)
         elif any(place not in template.names for place in places_of(to)):
-            raise DefinitionError(f"collect({what!r}): to={to!r} has a place that {what!r} has not")
+            raise DefinitionError(f"collect({what!r}): to={to!r} has a place that {what!r} does not have")
         self.collects.append(Collect(template, to, fleet, site))
 
     def device(
@@ -112,10 +114,10 @@ class Subscriptions:
         fields: Mapping[str, str] | None = None,
         same: Mapping[str, str] | None = None,
     ) -> None:
-        """Takes what a device says in plain JSON on a topic as an event that `to` has observed.
+        """Makes plain JSON of a device on a topic an event that `to` has observed.
 
-        `fields` says where the JSON has each field of the event; `same` which places of the topic the JSON must agree
-        with. Such a message has no number: if a broker repeats it, it is observed twice.
+        `fields` gives the path of each field of the event in the JSON; `same` the places of the topic that the JSON
+        must agree with. Such a message has no number: if a broker repeats it, it is observed twice.
         """
         template = read_template(topic, escaped=False)
         plan = self._check_to("device", topic, to, template.names)
@@ -135,9 +137,9 @@ class Subscriptions:
         same: Mapping[str, str] | None = None,
         answers: str | None = None,
     ) -> None:
-        """Takes orders in plain JSON on a topic: `{"type": "StartMission", "mission": "M1"}`.
+        """Makes plain JSON on a topic commands: `{"type": "StartMission", "mission": "M1"}`.
 
-        `by` and `id` say where the JSON has the command's name and its id; `answers` on which topic to answer.
+        `by` and `id` are the paths of the command's name and its id; `answers` is the topic for answers.
         """
         template = read_template(topic, escaped=False)
         plan = self._check_to("device_commands", topic, to, template.names)
@@ -148,7 +150,9 @@ class Subscriptions:
         answer = None if answers is None else read_template(answers, escaped=False)
         for place in answer.names if answer else ():
             if place not in template.names:
-                raise DefinitionError(f"device_commands({topic!r}): answers={answers!r} has a place that it has not")
+                raise DefinitionError(
+                    f"device_commands({topic!r}): answers={answers!r} has a place that the topic lacks"
+                )
         self.device_commands_taken.append(DeviceCommands(template, to, named, by, id, dict(same or {}), answer))
 
     def device_hears(
@@ -161,8 +165,7 @@ class Subscriptions:
     ) -> None:
         """Sends what an agent publishes to a device, as plain JSON: `Drone/{id}/orders` on `agents/{id}/command`.
 
-        `fields` says where the JSON has each field, `constants` what else it has. It goes there instead of to the
-        agent's own topic.
+        `fields` gives the path of each field in the JSON, `constants` more values. It replaces the agent's own topic.
         """
         template = read_template(what)
         if len(template.levels) < 3:
@@ -171,7 +174,7 @@ class Subscriptions:
         agent = TopicTemplate(what, template.levels[:2], escaped=False)
         target = read_template(topic, escaped=False)
         if "+" in target.levels or any(place not in agent.names for place in target.names):
-            raise DefinitionError(f"device_hears({what!r}): topic={topic!r} has a place that {what!r} has not")
+            raise DefinitionError(f"device_hears({what!r}): topic={topic!r} has a place that {what!r} does not have")
         self.device_orders.append(DeviceOrder(target, agent, about, dict(fields or {}), dict(constants or {})))
 
     def members(self, *, to: str) -> None:
@@ -185,12 +188,12 @@ class Subscriptions:
         kind, slash, _ = to.partition("/")
         if not slash or kind not in self.plans:
             raise DefinitionError(
-                f"{method}({what!r}): to={to!r} is no agent of fleet {self.name!r}; "
+                f"{method}({what!r}): to={to!r} is not an agent of fleet {self.name!r}; "
                 f"write Kind/name with a kind of {', '.join(self.plans)}"
             )
         for place in places_of(to):
             if place not in places:
-                raise DefinitionError(f"{method}({what!r}): to={to!r} has a place that {what!r} has not")
+                raise DefinitionError(f"{method}({what!r}): to={to!r} has a place that {what!r} does not have")
         return self.plans[kind]
 
     def _check_known(self, method: str, plan: AgentPlan, message: type[Message]) -> None:
@@ -210,7 +213,7 @@ def _check_fields(method: str, event: type[Message], fields: Mapping[str, str]) 
 def _check_places(method: str, topic: str, same: Mapping[str, str], places: Sequence[str]) -> None:
     for place in same:
         if place not in places:
-            raise DefinitionError(f"{method}({topic!r}): same names {place!r}, which is no place of the topic")
+            raise DefinitionError(f"{method}({topic!r}): same names {place!r}, which is not a place of the topic")
 
 
 def _written(level: str) -> str:

@@ -29,14 +29,14 @@ NODES = "nodes"
 AGENT_LEVELS = 6
 """fleet, site, agents, kind, name, channel."""
 EMPTY_LEVEL = "%"
-"""Stands for a level of no characters: an escape that nothing else has."""
+"""Stands for an empty level: an escape that no other text has."""
 _UNSAFE = re.compile(r"[^!\"&-),\-0-9:;<=?@-Z\[-~]")
 _PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_]*)\}")
 _LEVEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 class Channel(Enum):
-    """What a topic of an agent or a node is for."""
+    """The purpose of a topic of an agent or a node."""
 
     COMMANDS = "commands"
     ANSWERS = "answers"
@@ -60,7 +60,7 @@ OF_NODES = (Channel.PRESENCE, Channel.REFUSALS)
 
 
 class Topic(Struct, frozen=True):
-    """What a topic says: whose it is and what it is for."""
+    """A parsed topic: whose it is and its purpose."""
 
     fleet: str
     site: str
@@ -79,7 +79,7 @@ class Topics(Struct, frozen=True):
 
     @property
     def root(self) -> str:
-        """What all topics of this fleet and site begin with."""
+        """The prefix of all topics of this fleet and site."""
         return f"{escape(self.fleet)}/{escape(self.site)}"
 
     def of_agent(self, address: str, channel: Channel) -> str:
@@ -88,7 +88,7 @@ class Topics(Struct, frozen=True):
         return f"{self.root}/{AGENTS}/{escape(kind)}/{escape(name)}/{channel.value}"
 
     def events(self, address: str, about: str) -> str:
-        """Where an agent's published events go."""
+        """The topic of an agent's published events."""
         levels = "/".join(escape(level) for level in about.split("/"))
         return f"{self.of_agent(address, Channel.EVENTS)}/{levels}"
 
@@ -97,27 +97,27 @@ class Topics(Struct, frozen=True):
         return f"{self.root}/{NODES}/{escape(node)}/{channel.value}"
 
     def agents_pattern(self, channel: Channel, address: str = "*/*") -> str:
-        """What to subscribe to for a channel of one agent, or of several: a level with `*` in it is any."""
+        """The pattern for a channel of one agent, or of several: a level with `*` in it matches any."""
         kind, _, name = address.partition("/")
         levels = "/".join("+" if "*" in level else escape(level) for level in (kind, name))
         return f"{self.root}/{AGENTS}/{levels}/{channel.value}"
 
     def nodes_pattern(self, channel: Channel) -> str:
-        """What to subscribe to for a channel of all nodes."""
+        """The pattern for a channel of all nodes."""
         return f"{self.root}/{NODES}/+/{channel.value}"
 
     def source_of(self, address: str) -> str:
-        """The CloudEvents source of what an agent says: a path."""
+        """The CloudEvents source of an agent: a path."""
         kind, _, name = address.partition("/")
         return f"/{self.root}/{AGENTS}/{escape(kind)}/{escape(name)}"
 
     def source_of_node(self, node: str) -> str:
-        """The CloudEvents source of what a node says."""
+        """The CloudEvents source of a node."""
         return f"/{self.root}/{NODES}/{escape(node)}"
 
 
 def escape(level: str) -> str:
-    """One level of a topic for any name."""
+    """Encodes any name as one level."""
     if not level:
         return EMPTY_LEVEL
     return _UNSAFE.sub(
@@ -126,7 +126,7 @@ def escape(level: str) -> str:
 
 
 def unescape(level: str) -> str:
-    """The name of a level. Raises Malformed unless it is written as `escape` writes it."""
+    """The name of a level. Raises Malformed unless it is encoded as `escape` does."""
     if level == EMPTY_LEVEL:
         return ""
     try:
@@ -139,7 +139,7 @@ def unescape(level: str) -> str:
 
 
 def parse_topic(topic: str) -> Topic:
-    """What a topic of this scheme means. Raises Malformed for any other."""
+    """Parses a topic of this scheme. Raises Malformed for any other."""
     levels = topic.split("/")
     try:
         fleet, site, group = unescape(levels[0]), unescape(levels[1]), levels[2]
@@ -153,18 +153,18 @@ def parse_topic(topic: str) -> Topic:
             return Topic(fleet, site, Channel(levels[4]), unescape(levels[3]))
     except (IndexError, ValueError):
         pass
-    raise Malformed(f"{topic[:200]!r} is no topic of docs/topics.md")
+    raise Malformed(f"{topic[:200]!r} is not a topic of docs/topics.md")
 
 
 def check_level_name(what: str, name: object) -> str:
-    """A name of a site or node as people may give it."""
+    """Checks a site's or node's name."""
     if not isinstance(name, str) or _LEVEL_NAME.fullmatch(name) is None:
         raise ConfigError(f"{what} {name!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
     return name
 
 
 def safe_node_name(host_name: str) -> str:
-    """A node's name made from the machine's."""
+    """A node's name derived from the machine's."""
     return re.sub(r"[^A-Za-z0-9_-]", "-", host_name.partition(".")[0])[:64] or "node"
 
 
@@ -179,16 +179,15 @@ class TopicTemplate(Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its places."""
         return tuple(level[1:-1] for level in self.levels if _PLACEHOLDER.fullmatch(level))
 
     @property
     def pattern(self) -> str:
-        """What to subscribe to."""
+        """The pattern to subscribe to."""
         return "/".join("+" if _PLACEHOLDER.fullmatch(level) else level for level in self.levels)
 
     def match(self, topic: str) -> dict[str, str] | None:
-        """The names' values in a topic; None if it is another. Raises Malformed for a level that is badly escaped."""
+        """The places' values in a topic; None if it does not match. Raises Malformed for a badly escaped level."""
         found = topic.split("/")
         if len(found) != len(self.levels):
             return None
@@ -201,19 +200,19 @@ class TopicTemplate(Struct, frozen=True):
         return values
 
     def fill(self, values: Mapping[str, str]) -> str:
-        """The topic with these values in its places."""
+        """The topic with these values."""
         write = escape if self.escaped else str
         return "/".join(write(values[level[1:-1]]) if _PLACEHOLDER.fullmatch(level) else level for level in self.levels)
 
 
 def read_template(text: str, *, escaped: bool = True) -> TopicTemplate:
-    """Reads a topic with places. Raises DefinitionError for one that cannot be subscribed to."""
+    """Parses a template. Raises DefinitionError for one that cannot be subscribed to."""
     levels = tuple(text.split("/"))
     for level in levels:
         fixed = _PLACEHOLDER.fullmatch(level) is None and level != "+"
         if fixed and (not level or "{" in level or "}" in level or "#" in level or "+" in level or " " in level):
             raise DefinitionError(
-                f"topic {text!r}: a level is a fixed text, a place such as {{id}}, or +; {level!r} is none"
+                f"topic {text!r}: a level is a fixed text, a place such as {{id}}, or +; {level!r} is none of these"
             )
     template = TopicTemplate(text, levels, escaped)
     if len(dict.fromkeys(template.names)) < len(template.names):
@@ -222,7 +221,7 @@ def read_template(text: str, *, escaped: bool = True) -> TopicTemplate:
 
 
 def fill_address(text: str, values: Mapping[str, str]) -> str:
-    """An address such as `Drone/{id}` with values in its places."""
+    """An address such as `Drone/{id}` with these values."""
     return _PLACEHOLDER.sub(lambda found: values[found.group(1)], text)
 
 
@@ -232,7 +231,7 @@ def places_of(text: str) -> tuple[str, ...]:
 
 
 def quota_source(topic: str) -> str:
-    """Whose quota a message counts against: an agent's events count together, whatever it calls its topics."""
+    """The source whose quota a message counts against: all events of an agent together, whatever their topics."""
     levels = topic.split("/", AGENT_LEVELS)
     if len(levels) > AGENT_LEVELS and levels[2] == AGENTS:
         return "/".join(levels[:AGENT_LEVELS])

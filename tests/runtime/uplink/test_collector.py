@@ -271,11 +271,11 @@ def test_names_of_topics() -> None:
     ("what", "to", "said"),
     [
         ("Drone", None, "write Kind/name"),
-        ("Drone/{id}", "Ship/{id}", "is no agent of fleet"),
+        ("Drone/{id}", "Ship/{id}", "is not an agent of fleet"),
         ("Drone/{id}", "Twin/{name}", "has a place"),
         ("Drone/{id}", "{kind}/{id}", "has a place"),
-        ("Drone/+", None, "is no address"),
-        ("Drone/{id}", None, "is no agent of fleet"),
+        ("Drone/+", None, "is not an address"),
+        ("Drone/{id}", None, "is not an agent of fleet"),
     ],
 )
 def test_declarations_that_cannot_be_meant(what: str, to: str | None, said: str) -> None:

@@ -30,32 +30,32 @@ from stigmergy.bus.port import (
 )
 
 RECONNECT_S_MIN = 0.1
-"""The first wait before a new try is drawn between 0 and this; it doubles up to the option reconnect_s_max."""
+"""The first wait before a retry is drawn between 0 and this; it doubles up to the option reconnect_s_max."""
 STEADY_S = 1.0
-"""A link that lasted so long was a good one: the next wait is short again."""
+"""A link that lasted this long was good: the next wait is short again."""
 BACKLOG_COUNT_MAX = 8_192
 BACKLOG_BYTES_MAX = 32 * 1024 * 1024
-"""What has come in and is not dealt with. Above it nothing is read until half of it is: the broker must wait. Keep a
-broker's own window smaller: a message that all others wait for must not be behind it."""
+"""Received bytes that are not handled yet. Above it nothing is read until half of it is handled: the broker must wait.
+Keep a broker's own window smaller: a message that all others wait for must not be behind it."""
 CLOSE_S_MAX = 5.0
-"""Handlers under way at `close` get so long."""
+"""The limit at `close` for handlers under way."""
 
 
 class _Received:
-    """A message that waits here, and the link and packet id under which the broker waits to hear of it."""
+    """A message that waits here, with the link and packet id that the broker expects its acknowledgement on."""
 
     __slots__ = ("link", "message", "mid", "qos")
 
     def __init__(self, message: BusMessage, link: MqttLink | None, mid: int, qos: int) -> None:
         self.message = message
         self.link = link
-        """None once it is gone, until the broker repeats the message on another one."""
+        """None when that link is gone, until the broker repeats the message on another one."""
         self.mid = mid
         self.qos = qos
 
 
 class MqttBus:
-    """The Bus port. `open` starts a task that keeps a link as long as the bus is open."""
+    """The Bus port. `open` starts a task that keeps a link while the bus is open."""
 
     def __init__(self, options: MqttOptions, client_id: str, entropy: Entropy) -> None:
         check_client_id(client_id)
@@ -67,14 +67,14 @@ class MqttBus:
         self._will: BusMessage | None = None
         self._link: MqttLink | None = None
         self._is_up = False
-        """A link is up once it is there and all subscriptions are made on it."""
+        """A link is up when it is connected and all subscriptions are made on it."""
         self._last_error: StigmergyError | None = LinkDown(f"{options.place}: not connected yet")
         self._listeners: list[LinkHeard] = []
         self._reception = Reception()
         self._waiting: dict[int, _Received] = {}
-        """What came on the present link and is not dealt with, by packet id."""
+        """Unhandled messages of the current link, by packet id."""
         self._orphans: dict[BusMessage, dict[_Received, None]] = {}
-        """What came on an earlier link and is not dealt with, by what it says: only that identifies it."""
+        """Unhandled messages of earlier links, by content: nothing else identifies them."""
         self._backlog_count = 0
         self._backlog_bytes = 0
         self._keeping: asyncio.Task[None] | None = None
@@ -90,7 +90,7 @@ class MqttBus:
 
     @property
     def receipts(self) -> Receipts:
-        """How what came in has ended."""
+        """How received messages have ended."""
         return self._reception.receipts
 
     def on_link(self, heard: LinkHeard) -> None:
@@ -122,9 +122,9 @@ class MqttBus:
         try:
             refused = await self._link.subscribe([pattern])
         except LinkDown:
-            return  # It is made again with the link.
+            return  # the next link makes the subscription
         if refused:
-            raise Malformed(f"pattern {pattern!r}: the broker refuses it: {refused[pattern]}; check the rights")
+            raise Malformed(f"pattern {pattern!r}: the broker refuses it: {refused[pattern]}; check the permissions")
 
     async def close(self) -> None:
         if self._is_closed:
@@ -150,7 +150,7 @@ class MqttBus:
             await asyncio.sleep(self._wait_s(tries))
 
     async def _use_link(self, loop: asyncio.AbstractEventLoop) -> float:
-        """One link from its beginning to its end; returns for how long it was up."""
+        """One link from its beginning to its end; returns how long it was up."""
         link: MqttLink | None = None
         up_s = math.inf
         try:
@@ -163,7 +163,7 @@ class MqttBus:
         except StigmergyError as error:
             reason = error
         except Exception as error:
-            reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; it is tried again")
+            reason = LinkDown(f"{self.options.place}: {type(error).__name__}: {error}; trying again")
         except asyncio.CancelledError:
             if link is not None and self._link is not link:
                 link.abort(LinkDown("given up"))
@@ -174,17 +174,17 @@ class MqttBus:
         return max(0.0, loop.time() - up_s)
 
     def _wait_s(self, tries: int) -> float:
-        """Exponential, with full jitter: a fleet whose broker comes back must not come back all at once."""
+        """Exponential back-off with full jitter: a fleet must not reconnect all at once when its broker returns."""
         most_s = min(self.options.reconnect_s_max, RECONNECT_S_MIN * 2.0 ** min(tries - 1, 20))
         return most_s * int.from_bytes(self._entropy.token(4), "big") / 2**32
 
     async def _came_up(self, link: MqttLink) -> None:
         self._link = link
-        # All subscriptions, also when the broker says that it has kept them: it may be wrong, and it costs little.
+        # All subscriptions, even if the broker says that it has kept them: it may be wrong, and it costs little.
         made: list[str] = []
         while missing := [pattern for pattern in self._reception.patterns if pattern not in made]:
             for pattern, why in (await link.subscribe(missing)).items():
-                self.receipts.last_failure = f"the broker refuses the pattern {pattern!r}: {why}; check the rights"
+                self.receipts.last_failure = f"the broker refuses the pattern {pattern!r}: {why}; check the permissions"
             made += missing
         self._is_up = True
         tell_link(self._listeners, True, self.client_id)
@@ -197,7 +197,7 @@ class MqttBus:
             self._is_up = False
             tell_link(self._listeners, False, self.client_id)
 
-    # What comes in.
+    # Received messages.
 
     def _arrive(self, link: MqttLink, message: BusMessage, mid: int, qos: int, again: bool) -> None:
         if qos and again and self._is_here(link, message, mid):
@@ -217,7 +217,7 @@ class MqttBus:
         self._weigh_backlog()
 
     def _is_here(self, link: MqttLink, message: BusMessage, mid: int) -> bool:
-        """Whether a repeated message waits here: from this link, or from an earlier one and glad of a packet id."""
+        """Whether a repeated message waits here: from this link, or from an earlier one, which gets the packet id."""
         if mid in self._waiting:
             return self._waiting[mid].message == message
         orphans = self._orphans.get(message)
@@ -243,7 +243,7 @@ class MqttBus:
             self._orphans.pop(received.message, None)
 
     def _settle(self, received: _Received) -> None:
-        """A message is dealt with: the broker is told, if it still waits under the packet id that we know."""
+        """A message is handled: acknowledges it, if the packet id is still valid."""
         self._backlog_count -= 1
         self._backlog_bytes -= len(received.message.payload)
         self._weigh_backlog()
@@ -254,7 +254,7 @@ class MqttBus:
             received.link.acknowledge(received.mid)
 
     def _weigh_backlog(self) -> None:
-        """Stops and starts reading. Only while the link is up: until then we wait for answers ourselves."""
+        """Stops and resumes reading. Only while the link is up: before that we wait for answers ourselves."""
         if self._link is None or not self._is_up:
             return
         if self._backlog_count > BACKLOG_COUNT_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX:
@@ -264,5 +264,5 @@ class MqttBus:
 
 
 def open_bus(url: str, client_id: str, entropy: Entropy) -> MqttBus:
-    """A bus to the broker that mqtt://host:port or mqtts://host:port names; see `options` for the rest of the URL."""
+    """A bus at mqtt://host:port or mqtts://host:port; `options` describes the rest of the URL."""
     return MqttBus(parse_url(url), client_id, entropy)

@@ -27,37 +27,36 @@ from stigmergy.bus.port import PAYLOAD_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_BY
 CONNECT_S_MAX = 10.0
 """Time limit for each of name lookup, connect, TLS handshake and the broker's answer."""
 ANSWER_S_MAX = 30.0
-"""A broker that leaves a publish or subscribe unanswered for so long is not there any more: the link is given up."""
+"""A broker that leaves a publish or subscribe unanswered for this long counts as gone: the link ends."""
 DISCONNECT_S_MAX = 2.0
 WINDOW_COUNT_MAX = 64
-"""Publishes on their way without an answer; the next ones wait their turn."""
+"""Unanswered publishes; further ones wait."""
 RECEIVE_COUNT_MAX = 1_000
-"""What a broker of version 5 may send us unacknowledged. A broker of 3.1.1 has a setting for it."""
+"""What a broker of version 5 may send unacknowledged. A broker of 3.1.1 has its own setting."""
 PACKET_BYTES_MAX = PAYLOAD_BYTES_MAX + PROPERTIES_BYTES_MAX + TOPIC_BYTES_MAX + 4096
-"""A broker of version 5 is told to keep larger ones to itself."""
+"""A broker of version 5 is told to drop larger ones."""
 READ_COUNT_MAX = 32
-"""Packets that are read at one go, if so many are there; then others have their turn."""
+"""The most packets read in one go; then other tasks have their turn."""
 READ_BYTES = 65_536
-"""What is read from the socket at once."""
 MISC_S = 0.5
 QOS = 1
 _MENDABLE = frozenset({"Server unavailable", "Server busy", "Quota exceeded", "Connection rate exceeded"})
-"""Refusals that may pass by themselves; every other one needs somebody to mend something."""
+"""Refusals that may be temporary; for any other somebody must fix something."""
 _TAKEN_OVER = "Session taken over"
 _TOPIC_REFUSED = frozenset({"Not authorized", "Topic name invalid"})
 
 
 class Receive(Protocol):
-    """Takes a message from a link, with its packet id, its QoS, and whether the broker has sent it before."""
+    """Receives a message from a link, with its packet id, its QoS, and whether the broker repeats it."""
 
     def __call__(self, link: MqttLink, message: BusMessage, mid: int, qos: int, again: bool) -> None: ...
 
 
 class _Client(paho.Client):
-    """Paho, made cheaper for each message that comes. Where a later version does not call these two, it is as dear as
-    before and works the same.
+    """Paho, made cheaper for each received message. If a later version does not call these two methods, it only gets
+    slower.
 
-    It asks the system for a packet in three pieces, the first two of one byte: we read many packets at once. And it
+    Paho reads a packet with three system calls, the first two for one byte each: we read many packets at once. And it
     looks for callbacks by topic, of which we have none, with a function that refers to itself: each message left such a
     cycle behind, and in a flood the garbage collector stopped the node for 50 ms again and again.
     """
@@ -68,7 +67,7 @@ class _Client(paho.Client):
 
     @property
     def has_ahead(self) -> bool:
-        """Whether something was read and is not yet dealt with."""
+        """Whether some read data is not processed yet."""
         return self._ahead_at < len(self._ahead)
 
     def _sock_recv(self, bufsize: int) -> bytes:
@@ -85,7 +84,7 @@ class _Client(paho.Client):
 
 
 class MqttLink:
-    """A connection. `connect` it, use it until `lost` is done, throw it away."""
+    """A connection. `connect` it, use it until `lost` is done, discard it."""
 
     def __init__(self, options: MqttOptions, client_id: str, will: BusMessage | None, receive: Receive) -> None:
         self._options = options
@@ -136,10 +135,10 @@ class MqttLink:
         client.on_log = self._on_log
         return client
 
-    # What the bus does.
+    # For the bus.
 
     async def connect(self) -> None:
-        """Connects, or raises LinkDown or ConfigError."""
+        """Raises LinkDown or ConfigError."""
         connecting = self._loop.run_in_executor(None, self._connect_in_thread)
         try:
             failure = await asyncio.shield(connecting)
@@ -150,8 +149,8 @@ class MqttLink:
             raise failure
         sock = self._client.socket()
         if not isinstance(sock, socket.socket):
-            raise LinkDown(f"{self._options.place}: the link broke while it was made")
-        # Small packets, and many of them wait for an answer: they must not wait for each other.
+            raise LinkDown(f"{self._options.place}: the link broke while connecting")
+        # TCP_NODELAY: many small packets wait for an answer, and must not wait for each other.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._client.on_socket_close = self._on_socket_close
@@ -168,7 +167,7 @@ class MqttLink:
             raise LinkDown(f"{self._options.place}: no answer within {CONNECT_S_MAX:g} s") from None
 
     async def publish(self, message: BusMessage) -> None:
-        """Returns when the broker has it; raises LinkDown, or Malformed if the broker says that it will not have it."""
+        """Returns when the broker has it; raises LinkDown, or Malformed if the broker refuses it."""
         async with self._slots:
             if self.lost.done():
                 raise LinkDown(f"{message.topic}: the link is down, nothing was sent; publish it when the link is up")
@@ -179,7 +178,7 @@ class MqttLink:
             await answered
 
     async def subscribe(self, patterns: Sequence[str]) -> dict[str, str]:
-        """Subscribes to all of them; returns those that the broker refuses, and why. Raises LinkDown."""
+        """Subscribes to all of them; returns those that the broker refuses, with the reason. Raises LinkDown."""
         if not patterns:
             return {}
         if self.lost.done():
@@ -191,25 +190,24 @@ class MqttLink:
         return {pattern: str(reason) for pattern, reason in zip(patterns, reasons, strict=False) if reason.is_failure}
 
     def acknowledge(self, mid: int) -> None:
-        """Tells the broker that a message was taken."""
+        """Tells the broker that a message was handled."""
         if not self.lost.done():
             self._client.ack(mid, QOS)
 
     def pause_reading(self) -> None:
-        """Reads next to nothing more: the broker cannot send on, once the buffers between us are full."""
+        """Reads next to nothing more: the broker stops sending when the buffers between us are full."""
         if self._is_reading and self._sock is not None:
             self._is_reading = False
             self._loop.remove_reader(self._sock)
 
     def resume_reading(self) -> None:
-        """Reads again."""
         if not self._is_reading and self._sock is not None:
             self._is_reading = True
             self._loop.add_reader(self._sock, self._read)
             self._loop.call_soon(self._read_on)
 
     async def disconnect(self) -> None:
-        """Leaves in order, after everything that was written before."""
+        """Disconnects in order, after flushing."""
         if not self.lost.done():
             self._client.disconnect()
             try:
@@ -220,14 +218,14 @@ class MqttLink:
         self.abort(LinkDown("the bus was closed"))
 
     def abort(self, reason: StigmergyError) -> None:
-        """Ends the link without a word; the broker will publish the will."""
+        """Ends the link at once; the broker will publish the will."""
         self._drop_socket()
         self._end(reason)
 
-    # What happens in the thread.
+    # In the thread.
 
     def _connect_in_thread(self) -> StigmergyError | None:
-        """Returns what went wrong. It lets go of the exception, which would hold the frames and sockets of paho."""
+        """Returns the error. Drops the exception itself, which would keep the frames and sockets of paho alive."""
         try:
             self._connect_blocking()
         except (OSError, ValueError) as error:
@@ -256,9 +254,9 @@ class MqttLink:
             return ConfigError(f"{place}: the broker's certificate is not trusted: {error.verify_message}; check ca=")
         if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             return ConfigError(f"{place}: no TLS with this broker: {error.reason}; check the port and ca=, cert=, key=")
-        return LinkDown(f"{place}: {error}; it is tried again")
+        return LinkDown(f"{place}: {error}; trying again")
 
-    # What paho tells.
+    # Callbacks of paho.
 
     def _on_connect(
         self, _client: paho.Client, _data: Any, flags: paho.ConnectFlags, reason: ReasonCode, properties: Any
@@ -278,11 +276,11 @@ class MqttLink:
     def _refusal(self, reason: str) -> StigmergyError:
         place, version = self._options.place, self._options.version
         if reason in _MENDABLE:
-            return LinkDown(f"{place}: the broker refuses: {reason}; it is tried again")
+            return LinkDown(f"{place}: the broker refuses: {reason}; trying again")
         if "protocol" in reason.lower():
             other = VERSIONS[0] if version != VERSIONS[0] else VERSIONS[1]
             return ConfigError(f"{place}: the broker does not speak MQTT {version}: {reason}; try version={other}")
-        return ConfigError(f"{place}: the broker refuses: {reason}; check user, password, certificate and rights")
+        return ConfigError(f"{place}: the broker refuses: {reason}; check user, password, certificate and permissions")
 
     def _on_disconnect(
         self, _client: paho.Client, _data: Any, _flags: Any, reason: ReasonCode, _properties: Any
@@ -290,15 +288,15 @@ class MqttLink:
         place = self._options.place
         why = f"{reason}; {self._complaint}" if self._complaint else str(reason)
         if str(reason) == _TAKEN_OVER:
-            self._end(ConfigError(f"{place}: another client has our id; give each node a name of its own"))
+            self._end(ConfigError(f"{place}: another client has our id; give each node its own name"))
         elif self._connected.done():
-            self._end(LinkDown(f"{place}: the link is lost: {why}; it is made again"))
+            self._end(LinkDown(f"{place}: the link is lost: {why}; reconnecting"))
         elif self._options.version == "5":
             self._end(ConfigError(f"{place}: no answer to MQTT 5 ({why}); a broker of 3.1.1 only? set version=3.1.1"))
         elif "SSL" in self._complaint and "ALERT" in self._complaint:
             self._end(ConfigError(f"{place}: the broker refuses our certificate: {why}; check cert= and key="))
         else:
-            self._end(LinkDown(f"{place}: the broker ended the link before it answered: {why}; it is tried again"))
+            self._end(LinkDown(f"{place}: the broker ended the link before it answered: {why}; trying again"))
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
         self._take(message)
@@ -326,9 +324,9 @@ class MqttLink:
         if not reason.is_failure:
             answered.set_result(None)
         elif str(reason) in _TOPIC_REFUSED:
-            answered.set_exception(Malformed(f"the broker refuses the message: {reason}; check the topic and rights"))
+            answered.set_exception(Malformed(f"the broker refuses the message: {reason}; check topic and permissions"))
         else:
-            answered.set_exception(LinkDown(f"the broker did not take the message: {reason}; publish it again"))
+            answered.set_exception(LinkDown(f"the broker did not store the message: {reason}; publish it again"))
 
     def _on_subscribe(
         self, _client: paho.Client, _data: Any, mid: int, reasons: list[ReasonCode], _properties: Any
@@ -353,10 +351,10 @@ class MqttLink:
     def _on_socket_unregister_write(self, _client: paho.Client, _data: Any, sock: Any) -> None:
         self._loop.remove_writer(sock)
 
-    # The sockets.
+    # Sockets.
 
     def _read(self) -> None:
-        """Reads on as long as messages come: to ask the system before each whether there is one costs half as much."""
+        """Reads while messages come: to ask the system first, before each, would cost half as much again."""
         for _ in range(READ_COUNT_MAX):
             before = self._received_count
             self._drive(self._client.loop_read)
@@ -371,7 +369,7 @@ class MqttLink:
 
     @property
     def _is_pending(self) -> bool:
-        """What was read ahead, or TLS has decrypted already, makes no socket readable."""
+        """Data that was read ahead, or that TLS has decrypted already, makes no socket readable."""
         if self._sock is None:
             return False
         return self._client.has_ahead or (isinstance(self._sock, ssl.SSLSocket) and self._sock.pending() > 0)
@@ -380,34 +378,34 @@ class MqttLink:
         self._drive(self._client.loop_write)
 
     def _drive(self, step: Callable[[], object]) -> None:
-        """Lets paho do something. What it cannot make sense of ends the link, and nothing else."""
+        """Runs a step of paho. An error in it ends the link, and nothing else."""
         try:
             step()
         except Exception as error:
-            self.abort(LinkDown(f"{self._options.place}: {type(error).__name__}: {error}; the link is made again"))
+            self.abort(LinkDown(f"{self._options.place}: {type(error).__name__}: {error}; reconnecting"))
 
     def _look_after(self) -> None:
-        """Pings when it is time, and notices a broker that does not answer. Not while we do not listen to it."""
+        """Pings when it is time, and notices a broker that does not answer. Not while reading is paused."""
         if self.lost.done():
             return
         self._misc = self._loop.call_later(MISC_S, self._look_after)
         if not self._is_reading:
-            # A trickle, so that answers to what we publish get through: handlers may wait for them.
+            # Read a trickle, so that answers to our publishes get through: handlers may wait for them.
             self._drive(self._client.loop_read)
             return
         self._drive(self._client.loop_misc)
         sent_s = [sent_s for waiting in (self._publishing, self._subscribing) for _, sent_s in waiting.values()]
         if sent_s and self._loop.time() - min(sent_s) > ANSWER_S_MAX:
-            self.abort(LinkDown(f"{self._options.place}: no answer for {ANSWER_S_MAX:g} s; the link is given up"))
+            self.abort(LinkDown(f"{self._options.place}: no answer for {ANSWER_S_MAX:g} s; the link was closed"))
 
     def _drop_late(self, connecting: asyncio.Future[StigmergyError | None]) -> None:
-        """A connection that was made after we had given it up."""
+        """Closes a connection that was made after its timeout."""
         if not connecting.cancelled():
             connecting.exception()
         self._drop_socket()
 
     def _drop_socket(self) -> None:
-        """Closes it under paho, which may notice when it is collected, and must then tell nobody."""
+        """Closes it under paho, which may notice at garbage collection, and must then call nobody."""
         client = self._client
         client.on_disconnect = client.on_socket_close = client.on_socket_unregister_write = None
         sock = self._sock or self._client.socket()

@@ -20,16 +20,16 @@ VERSIONS = ("3.1.1", "5")
 KEEPALIVE_S = 15.0
 KEEPALIVE_S_MAX = 3600.0
 SESSION_S = 7 * 24 * 3600.0
-"""How long a broker of version 5 is asked to keep the session of a client that is away. 3.1.1 cannot say it, but for 0:
-then no broker keeps anything, which is for clients that run no agents."""
+"""How long a broker of version 5 keeps the session of an absent client. 3.1.1 knows only 0: then no broker keeps
+anything, which suits clients that run no agents."""
 SESSION_S_MAX = 365 * 24 * 3600.0
 RECONNECT_S_MAX = 30.0
-"""The longest wait before a new try to connect, by default."""
+"""The default of the longest wait before a new try to connect."""
 PASSWORD_BYTES_MAX = 4096
 
 
 class MqttOptions(Struct, frozen=True):
-    """Where a broker is and how it is spoken to."""
+    """The broker's address and the settings of the connection."""
 
     host: str
     port: int
@@ -47,12 +47,12 @@ class MqttOptions(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """How messages name it."""
+        """The broker as error texts name it."""
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
 
 def parse_url(url: str) -> MqttOptions:
-    """The options that a URL names; raises ConfigError that says which part is wrong."""
+    """Parses a URL; raises ConfigError that names the wrong part."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -101,7 +101,7 @@ class TlsContext(ssl.SSLContext):
 
 
 def tls_context(options: MqttOptions) -> TlsContext:
-    """The TLS settings of a link; host names are always checked. Raises ConfigError for files that cannot be used."""
+    """The TLS settings of a link; host names are always checked. Raises ConfigError for unusable files."""
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if options.ca:
@@ -128,7 +128,7 @@ def _check(options: MqttOptions, shown: str) -> None:
         if file and not options.tls:
             raise ConfigError(f"bus {shown}: {name} is for TLS; write mqtts://")
         if file and not Path(file).is_file():
-            raise ConfigError(f"bus {shown}: {name} {file!r} is no file")
+            raise ConfigError(f"bus {shown}: {name} {file!r} is not a file")
 
 
 def _files(options: MqttOptions) -> tuple[tuple[str, str], ...]:
@@ -139,7 +139,7 @@ def _query(query: str, shown: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name in given:
-            raise ConfigError(f"bus {shown}: option {name!r} is there twice")
+            raise ConfigError(f"bus {shown}: option {name!r} is given twice")
         given[name] = value
     return given
 
@@ -149,7 +149,7 @@ def _seconds(given: dict[str, str], name: str, default: float, least: float, mos
     try:
         seconds = float(text) if text else default
     except ValueError:
-        raise ConfigError(f"bus {shown}: {name}={text} is no number of seconds") from None
+        raise ConfigError(f"bus {shown}: {name}={text} is not a number of seconds") from None
     if not least <= seconds <= most:
         raise ConfigError(f"bus {shown}: {name}={text}; it must be {least:g} to {most:g}")
     return seconds
@@ -168,7 +168,7 @@ def _password(password: str, file: str, shown: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """The URL for a message: without the password."""
+    """The URL for error texts: without the password."""
     scheme, found, rest = url.partition("://")
     authority, slash, behind = rest.partition("/") if "/" in rest else rest.partition("?")
     user, at, host = authority.rpartition("@")
