@@ -51,7 +51,7 @@ def test_names_and_numbers_are_documented() -> None:
     ]
     assert f"`{naming.log_stream('FLEET', 0, 1).replace('0_1', 'A_B')}`" in manual
     assert f"`{naming.snapshots_bucket('FLEET')}`" in manual
-    assert f"`{naming.snapshots_subject('FLEET')}.SHARD.POSITION.CLAIM.PART.CHUNK`" in manual
+    assert f"`{naming.snapshots_subject('FLEET')}.SHARD.POSITION.EPOCH.PART.CHUNK`" in manual
     assert f"`{naming.log_owner_subject('FLEET', 0, 1).replace('0-1', 'A-B')}`" in manual
     assert f"`{naming.log_grown_subject('FLEET', 0, 1).replace('0-1', 'A-B')}`" in manual
     for name in messages.describe(golden.IDENTITY):

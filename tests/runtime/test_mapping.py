@@ -95,7 +95,7 @@ def test_a_battery_of_a_plain_device_is_an_event() -> None:
         ({"agent_id": "drone-001"}, "'level' is missing"),
         ({"level": "full"}, "level is not a valid BatteryMeasured.percent"),
         ([1], "'level' is missing"),
-        (b"{", "not JSON"),
+        (b"{", "invalid JSON"),
         (b'{"level": 1, "level": 2}', "twice"),
         (b'{"level": NaN}', "NaN"),
         (b'"' + b"x" * 70_000 + b'"', "at most"),
