@@ -143,8 +143,8 @@ def test_an_agent_of_an_unknown_kind_is_refused() -> None:
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
+        (b"", "invalid JSON"),
+        (b"{", "invalid JSON"),
         (b"\xff\xfe", "utf-8"),
         (b"[]", "a JSON object"),
         (b'{"specversion":"1.0","specversion":"1.0"}', "twice"),
