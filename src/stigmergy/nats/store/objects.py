@@ -1,7 +1,7 @@
 """The Objects port on a stream: pieces first, then the message that makes them a version.
 
-A version is the message's sequence, which a mirror keeps. Pieces without such a message are left from an interrupted put.
-A later put deletes them when they are old; it looks for them once an hour.
+A version is the message's sequence, which a mirror keeps. Pieces without such a message are left from an interrupted
+put. A later put deletes them when they are old; it looks for them once an hour.
 """
 
 from __future__ import annotations
