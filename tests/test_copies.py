@@ -265,7 +265,7 @@ async def test_a_store_out_of_reach_holds_up_nobody_and_is_caught_up_with(tmp_pa
         await count(live, range(100))
         assert not await copier.copy()
         assert copier.standing.failures == 1
-        assert "out of reach" in copier.standing.trouble
+        assert "unreachable" in copier.standing.trouble
         store.line.cut_off = False
         await count(live, range(100, 200))
         assert await copier.copy()

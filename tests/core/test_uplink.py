@@ -129,8 +129,8 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ({"only": ("Moved@1",)}, "is no name of an event type"),
-        ({"only": ("",)}, "is no name of an event type"),
+        ({"only": ("Moved@1",)}, "is not the name of an event type"),
+        ({"only": ("",)}, "is not the name of an event type"),
         ({"sample": {"Moved": "soon"}}, r"sample\.Moved = 'soon'"),
         ({"aggregate": {"Moved": Aggregate(every="25h")}}, r"aggregate\.Moved\.every = '25h'"),
         ({"only": ("Moved",), "sample": {"Moved": "1s"}}, "Moved is in only and in sample"),

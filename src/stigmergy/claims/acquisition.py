@@ -1,12 +1,12 @@
 """One claim as its claimant sees it: asking, waiting, holding, giving up. Pure: the caller sends, reads, has a clock.
 
-    turn = ask(None, …)                   a move to send, under the number that was given for it
-    turn = heard(wish, claims, …)         the fold has moved on: what it means for this claim
-    turn = tick(wish, now_ns, number)     time has passed; call it before anything else is done with the claim
+        turn = ask(None, …)                   a move to send, with the number given for it
+        turn = heard(wish, claims, …)         the fold has advanced: what it means for this claim
+        turn = tick(wish, now_ns, number)     time has passed; call it before any other use of the claim
 
 The caller sends moves in the order of their numbers, repeats a move until it knows the outcome, and calls `tick` before
-every step of the agent. A held wish believes so up to `end_ns` and no longer, whether or not it is called. A claim is
-given up here before the ledger hears of it.
+every step of the agent. A held claim counts as held up to `end_ns` and no longer, whether or not it is called. A claim
+is given up here before the ledger is told.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stigmergy.claims.entries import Ask, AskAny, Move, Release, Renew, Take, Wi
 from stigmergy.claims.state import QUEUE_COUNT_MAX, Claims, lease_end_ns, renewal_ns
 
 NO_VERDICT = "no verdict in time; nobody knows who holds it"
-"""Only where the ledger did not answer."""
+"""Only if the ledger did not answer."""
 NOT_SERVED = "its turn did not come in time"
 NOT_PROLONGED = "no verdict in time; it is held as before, until its lease is over"
 TOO_LATE = "the verdict came after the lease was over"
@@ -32,16 +32,16 @@ NOT_HEARD = "the ledger takes nothing from this node"
 
 
 class ClaimGranted(Struct, frozen=True):
-    """It holds, until `end_ns` of its own clock."""
+    """The agent holds the claim, until `end_ns` of its own clock."""
 
     token: int
     end_ns: int
     resource: str = ""
-    """Which one, of a pool; empty where only one was asked for."""
+    """Which one, of a pool; empty if only one was asked for."""
 
 
 class CurrentHolder(Struct, frozen=True):
-    """Who had the resource when a claim on it was denied, by the ledger."""
+    """Who held the resource, by the ledger, when a claim on it was denied."""
 
     resource: str
     holder: bytes
@@ -50,47 +50,47 @@ class CurrentHolder(Struct, frozen=True):
     """The position of the entry that began its lease, or the offer."""
     offered: bool = False
     place: int = 0
-    """Of the denied claim in the line, counted from 1; 0: it was not in line."""
+    """The denied claim's place in the queue, counted from 1; 0: it was not queued."""
 
 
 class ClaimDenied(Struct, frozen=True):
-    """It does not hold, and waits no more."""
+    """The agent does not hold the claim, and no longer waits for it."""
 
     reason: str
     standings: tuple[CurrentHolder, ...] = ()
-    """Of each resource that was asked for; none where the ledger did not say."""
+    """Of each requested resource; none if the ledger did not answer."""
 
 
 class ClaimLost(Struct, frozen=True):
-    """It held, and holds no more."""
+    """The agent held the claim, and no longer does."""
 
     token: int
     reason: str
     resource: str = ""
-    """As of a grant."""
+    """As in a grant."""
 
 
 ClaimVerdict = ClaimGranted | ClaimDenied | ClaimLost
 
 
 class SentMove(Struct, frozen=True):
-    """A move on its way, whose effect has not been read yet."""
+    """A sent move whose effect has not been read yet."""
 
     move: Ask | AskAny | Take | Renew
     number: int
     sent_ns: int
-    """Before it was first sent, or could have been."""
+    """A time before it was first sent, or could have been."""
 
 
 class HeldClaim(Struct, frozen=True):
-    """What it holds, by its own clock."""
+    """A held lease, by its holder's clock."""
 
     token: int
     sent_ns: int
-    """Before the move was sent that began the lease."""
+    """A time before the move that began the lease was sent."""
     for_ms: int
     end_ns: int
-    """From then on it holds no more."""
+    """It is no longer held from then on."""
 
 
 class Acquisition(Struct, frozen=True):
@@ -98,22 +98,22 @@ class Acquisition(Struct, frozen=True):
 
     claimant: bytes
     resource: str
-    """What it is on. Of a pool the one that it holds or takes; empty before."""
+    """The requested resource. Of a pool, the one that it holds or accepts; empty before."""
     for_ms: int
     renew: bool
     waits: bool
     until_ns: int
-    """Without a verdict until then it is refused."""
+    """Without a verdict by then it is refused."""
     asking: bool = True
-    """Whether somebody waits for a verdict."""
+    """Whether the agent waits for a verdict."""
     sent: SentMove | None = None
     held: HeldClaim | None = None
     pool: tuple[str, ...] = ()
-    """The resources of which it wants any one; empty: only `resource`."""
+    """It wants any one of these resources; empty: only `resource`."""
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """What would do."""
+        """The resources of which one is enough."""
         return self.pool or (self.resource,)
 
     @property
@@ -127,12 +127,12 @@ class Acquisition(Struct, frozen=True):
         return min(times)
 
     def believes(self, now_ns: int) -> bool:
-        """Whether it may act as the holder at this time of its own clock."""
+        """Whether the agent may act as the holder at this time of its own clock."""
         return self.held is not None and now_ns < self.held.end_ns
 
 
 class Turn(NamedTuple):
-    """What follows: the wish as it is now (None: forget it), a move to send, and what the agent is to hear."""
+    """The result: the new acquisition (None: drop it), a move to send, and verdicts for the agent."""
 
     acquisition: Acquisition | None
     move: Move | None = None
@@ -140,7 +140,7 @@ class Turn(NamedTuple):
 
 
 def ask(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: int) -> Turn:
-    """Wants a resource, or wants it longer. `wanted` says what and for how long; the rest of it is not looked at."""
+    """Requests a resource, or a longer lease. `wanted` says what and for how long; its other fields are ignored."""
     if before is not None and before.believes(now_ns) and before.held is not None:
         kept = structs.replace(wanted, held=before.held, resource=before.resource)
         return _renew(kept, before.held, now_ns, number)
@@ -148,8 +148,7 @@ def ask(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: in
 
 
 def release(acquisition: Acquisition, token: int) -> Turn:
-    """Wants it no more: what was granted under this token, or, with 0, whatever there is. An older token changes
-    nothing."""
+    """Gives up the lease with this token, or, with 0, whatever there is. An older token changes nothing."""
     held = acquisition.held
     if held is not None and token in (0, held.token):
         return Turn(None, Release(acquisition.resource, held.token))
@@ -159,15 +158,15 @@ def release(acquisition: Acquisition, token: int) -> Turn:
 
 
 def resent(acquisition: Acquisition, numbers: range, now_ns: int) -> Acquisition:
-    """These moves are sent now, and are known never to have been written before: the lease may count from now."""
+    """These moves are sent now, and were certainly never written before: the lease may count from now."""
     if acquisition.sent is None or acquisition.sent.number not in numbers:
         return acquisition
     return structs.replace(acquisition, sent=structs.replace(acquisition.sent, sent_ns=now_ns))
 
 
 def tick(acquisition: Acquisition, now_ns: int, number: int, claims: Claims | None = None) -> Turn:
-    """What time brings: the end of a lease, the end of patience, or a renewal. `claims` is the fold as far as it was
-    read, for saying why a claim was not served."""
+    """Handles the end of a lease, the end of the wait, or a renewal. `claims` is the fold as far as it was read, to say
+    why a claim was not served."""
     held = acquisition.held
     if held is not None and now_ns >= held.end_ns:
         lost = ClaimLost(held.token, NOT_RENEWED if acquisition.renew else LEASE_OVER, _of_pool(acquisition))
@@ -188,7 +187,7 @@ def tick(acquisition: Acquisition, now_ns: int, number: int, claims: Claims | No
 
 
 def heard(acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
-    """The fold has moved on. Call `tick` with the same time first: what is over is not granted."""
+    """The fold has advanced. Call `tick` with the same time first: an expired claim is not granted."""
     sent = acquisition.sent
     if sent is not None and claims.has_seen(writer, life, sent.number):
         acquisition = structs.replace(acquisition, sent=None)
@@ -210,7 +209,7 @@ def heard(acquisition: Acquisition, claims: Claims, writer: bytes, life: int, no
     if any(claims.waits(name, acquisition.claimant) for name in acquisition.wanted):
         return Turn(acquisition)
     if acquisition.waits and (sent is None or isinstance(sent.move, Take)):
-        # An offer that was passed on before it could be taken: at the end of the queue once more.
+        # The offer was passed on before it could be accepted: queue again at the end.
         return _send(acquisition, _question(acquisition), now_ns, number)
     return Turn(None, None, (ClaimDenied(_why_refused(acquisition, claims), standings_of(acquisition, claims)),))
 
@@ -226,12 +225,12 @@ def _withdrawal(acquisition: Acquisition) -> Withdraw | WithdrawAny:
 
 
 def _of_pool(acquisition: Acquisition) -> str:
-    """Which one it is, where it could be several."""
+    """Which one of a pool it is."""
     return acquisition.resource if acquisition.pool else ""
 
 
 def _won(acquisition: Acquisition, held: HeldClaim, now_ns: int) -> Turn:
-    """A move was granted: it holds, unless its time is over already."""
+    """A move was granted: it holds the claim, unless its time is over already."""
     if now_ns >= held.end_ns:
         return Turn(None, Release(acquisition.resource, held.token), _gone(acquisition, TOO_LATE))
     verdicts = (ClaimGranted(held.token, held.end_ns, _of_pool(acquisition)),) if acquisition.asking else ()
@@ -246,7 +245,7 @@ def _still_held(acquisition: Acquisition, held: HeldClaim, claims: Claims) -> Tu
 
 
 def _gone(acquisition: Acquisition, reason: str) -> tuple[ClaimVerdict, ...]:
-    """What the agent hears: that it has lost what it held, and that what it asked for is refused."""
+    """The agent's verdicts: its lease is lost, and its pending request is refused."""
     lost: tuple[ClaimVerdict, ...] = (
         () if acquisition.held is None else (ClaimLost(acquisition.held.token, reason, _of_pool(acquisition)),)
     )
@@ -254,7 +253,7 @@ def _gone(acquisition: Acquisition, reason: str) -> tuple[ClaimVerdict, ...]:
 
 
 def standings_of(acquisition: Acquisition, claims: Claims) -> tuple[CurrentHolder, ...]:
-    """The holder of what this wish is for, and its place in the queues; nothing for a free resource."""
+    """The holders of the requested resources, and its place in the queues; nothing for a free resource."""
     found: list[CurrentHolder] = []
     for name in acquisition.wanted:
         known, place = claims.resource(name), claims.place(name, acquisition.claimant)
@@ -266,7 +265,7 @@ def standings_of(acquisition: Acquisition, claims: Claims) -> tuple[CurrentHolde
 
 
 def _not_served(acquisition: Acquisition, claims: Claims | None) -> ClaimDenied:
-    """The end of patience. As long as a move is on its way, the ledger has not answered the last question."""
+    """The end of the wait. While a move is on its way, the ledger has not answered the last request."""
     if acquisition.sent is not None or claims is None:
         return ClaimDenied(NO_VERDICT)
     return ClaimDenied(NOT_SERVED, standings_of(acquisition, claims))
@@ -281,8 +280,8 @@ def _why_refused(acquisition: Acquisition, claims: Claims) -> str:
 
 
 def _renew(acquisition: Acquisition, held: HeldClaim, now_ns: int, number: int) -> Turn:
-    """Asks for a new lease. If that is to be shorter, the old one is cut now: from when the move is written, others
-    count by it."""
+    """Asks for a new lease. If that is shorter, the old one is shortened now: observers count the new one from when the
+    move is written."""
     cut = structs.replace(held, end_ns=min(held.end_ns, lease_end_ns(now_ns, acquisition.for_ms)))
     return _send(
         structs.replace(acquisition, held=cut),

@@ -1,11 +1,11 @@
-"""The wishes of a node's agents: effects in, verdicts out, leases on the monotonic clock in between.
+"""The claims of a node's agents: effects in, verdicts out, leases on the monotonic clock in between.
 
-Nothing here waits. `propose` takes an effect, `heard` says that the log has moved on, `due` is called before each step
-of the agents and returns what they must hear first: grants, refusals, and above all losses. Agents know only what `due`
-has returned; so `due` turns a grant whose lease already ran out into a refusal.
+Nothing here waits. `propose` accepts an effect, `heard` reports that the log has advanced, `due` is called before each
+step of the agents and returns what they must be told first: grants, refusals, and above all losses. Agents know only
+what `due` has returned; so `due` turns a grant whose lease already ran out into a refusal.
 
-A release goes to the ledger only when the agent knows of it: after `Released` was stepped. When a lease has run out by
-our clock, the ledger hears of it MARGIN_MS later, so that a step in progress can end.
+A release goes to the ledger only when the agent knows of it: after `Released` was stepped. When a lease has expired by
+our clock, the ledger is told MARGIN_MS later, so that a step in progress can end.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from stigmergy.shard.inputs import EffectSettled, VerdictCame
 from stigmergy.shard.outbox import Pending
 
 GATE_LOOK_NS = 5 * MILLISECOND_NS
-"""How often it is looked whether an agent has heard that it gave something back."""
+"""How often we check whether an agent knows that it has released something."""
 TIMES_COUNT_SPARE = 1_000
-"""So many times of claims that are gone may be remembered beside the others."""
+"""How many times of dropped claims may be kept beside the others."""
 TAKEN_BACK = "it was given back before it was granted"
 NOT_UP = "The ledger does not answer any more: this is how it was when it did, and nobody knows who holds it now"
 TOO_MANY = "too many claims wait for the ledger; ask again later"
@@ -62,13 +62,13 @@ NAME_TOO_LONG = f"agent and claim have more than {CLAIMANT_CHARS_MAX} characters
 Key = tuple[str, str, str]
 """Agent, claim and resource, or the pool as one text."""
 Told = tuple[int, EffectSettled | VerdictCame]
-"""A shard, and what it is to hear."""
+"""A shard, and its input."""
 Owes = Callable[[int, int], bool]
 """Whether a shard still owes the effect of this number: its answer was not stepped yet."""
 
 
 class ClaimantCounters(Struct):
-    """What became of claims."""
+    """Outcomes of claims."""
 
     claims_asked: int = 0
     claims_granted: int = 0
@@ -78,25 +78,25 @@ class ClaimantCounters(Struct):
 
 
 class Belief(Struct, frozen=True):
-    """A claim of an agent of this node, as the node sees it at a moment."""
+    """A claim of an agent of this node, as the node sees it at this moment."""
 
     agent: str
     claim: str
     resource: str
     holds: bool
-    """Whether it may act as the holder: the only thing that counts."""
+    """Whether it may act as the holder: nothing else counts."""
     token: int
-    """0 if it does not hold."""
+    """0 if it does not hold it."""
     left_s: float
-    """Until the lease is over, if it holds; else until the question is given up."""
+    """Until the lease is over, if it holds it; else until the request is given up."""
     renews: bool
     asking: bool
     pool: tuple[str, ...] = ()
-    """Where any one of several would do, or did: these. Until it holds one, `resource` is all of them as one text."""
+    """The resources of which one is enough. Until it holds one, `resource` is all of them as one text."""
 
 
 class LedgerView(Protocol):
-    """What a node has seen of others in the ledger, for saying why a claim was denied."""
+    """What a node has seen of others in the ledger, to say why a claim was denied."""
 
     @property
     def is_up(self) -> bool:
@@ -113,7 +113,7 @@ class LedgerView(Protocol):
 
 
 class _Claim:
-    """A wish, whose it is, and which effects wait for its verdict."""
+    """A claim, its agent, and the effects that wait for its verdict."""
 
     __slots__ = ("acquisition", "armed_ns", "claimant", "first_number", "key", "number", "owed", "shard")
 
@@ -127,7 +127,7 @@ class _Claim:
         self.number = 0
         """Of the last move that was sent for it."""
         self.armed_ns: int | None = None
-        """When it is looked at next, whatever happens."""
+        """When it is checked next, whatever happens."""
 
     @property
     def name(self) -> str:
@@ -143,7 +143,7 @@ class _News(Struct):
 
 
 class _Gate(Struct):
-    """A move that waits until its agent has heard, or for a time."""
+    """A move that waits until its agent was told, or for a time."""
 
     name: str
     move: Move
@@ -154,12 +154,12 @@ class _Gate(Struct):
 
 
 def claimant_name(agent: str, claim: str) -> str:
-    """What a claim is called in the ledger. Names of fields have no blanks, so no two claims have one name."""
+    """The name of a claim in the ledger. Names of fields have no spaces, so it is unique."""
     return f"{agent} {claim}"
 
 
 class Claimant:
-    """All wishes of a node."""
+    """All claims of a node."""
 
     def __init__(
         self, writing: ClaimWriter, incarnation: int, key: tuple[int, bytes], owes: Owes, sight: LedgerView
@@ -179,13 +179,13 @@ class Claimant:
         self._news: deque[_News] = deque()
         self._gates: deque[_Gate] = deque()
         self.refuses = ""
-        """If given, nothing is asked of the ledger, and this is why."""
+        """If set, nothing is asked of the ledger, and this is why."""
         self.counters = ClaimantCounters()
 
     # ------------------------------------------------------------------ from the agents
 
     def propose(self, shard: int, pending: Pending, now_ns: int) -> None:
-        """Takes a durable effect of the sink "ledger"."""
+        """Accepts a durable effect of the sink "ledger"."""
         asked = read_asked(pending)
         key = (pending.agent, asked.claim, asked_for(asked))
         find = self._holding if isinstance(asked, ClaimReleased) else self._claims.get
@@ -203,7 +203,7 @@ class Claimant:
         if refused := self._refusal(claim):
             self._tell(claim, acquisitions.ClaimDenied(refused), (pending.sequence,))
             return
-        for sequence in claim.owed:  # the later question is answered for both
+        for sequence in claim.owed:  # the later request is answered for both
             self._news.append(_News(claim, acquisitions.ClaimDenied(""), (sequence,)))
         claim.owed = [pending.sequence]
         self._claims[key] = claim
@@ -213,12 +213,12 @@ class Claimant:
         self._after(claim, turn, now_ns)
 
     def _holding(self, key: Key) -> _Claim | None:
-        """The claim of this key, or the one on a pool that has this resource in it."""
+        """The claim of this key, or the one on a pool that contains this resource."""
         others = (one for one in self._by_resource.get(key[2], ()) if one[:2] == key[:2])
         return self._claims.get(key) or next((self._claims[one] for one in others), None)
 
     def _refusal(self, claim: _Claim) -> str:
-        """Why the ledger is not even asked; empty if it is."""
+        """Why the ledger is not asked at all; empty if it is."""
         if self.refuses:
             return self.refuses
         if len(claim.name) > CLAIMANT_CHARS_MAX:
@@ -247,7 +247,7 @@ class Claimant:
     # ------------------------------------------------------------------ from the ledger
 
     def heard(self, steps: Sequence[FoldStep], claims: Claims, now_ns: int) -> None:
-        """The log has moved on by these steps, to this state."""
+        """The log has advanced by these steps, to this state."""
         self._log = claims
         changed = (name for step in steps for name in (step.resource, *step.others))
         for name in dict.fromkeys(name for name in changed if name in self._by_resource):
@@ -270,14 +270,14 @@ class Claimant:
             self._after(claim, turn, now_ns)
 
     def resent(self, numbers: range, now_ns: int) -> None:
-        """These moves go out now, and were never written before."""
+        """These moves are sent now, and were never written before."""
         for number in numbers:
             claim = self._claims.get(self._by_number.get(number, ("", "", "")))
             if claim is not None and claim.acquisition is not None:
                 claim.acquisition = acquisitions.resent(claim.acquisition, numbers, now_ns)
 
     def give_up(self, reason: str) -> None:
-        """Nothing of the ledger is believed any more: whatever is held is lost, whatever is asked is refused."""
+        """The ledger is no longer trusted: all leases are lost, all requests are refused."""
         self.refuses = reason
         for claim in list(self._claims.values()):
             acquisition = claim.acquisition
@@ -287,7 +287,7 @@ class Claimant:
                 self._tell(claim, acquisitions.ClaimDenied(reason), tuple(claim.owed))
             self._forget(claim)
 
-    # ------------------------------------------------------------------ with time
+    # ------------------------------------------------------------------ time
 
     @property
     def next_ns(self) -> int | None:
@@ -300,23 +300,23 @@ class Claimant:
 
     @property
     def held(self) -> int:
-        """How many claims are held."""
+        """The number of held claims."""
         return sum(
             claim.acquisition is not None and claim.acquisition.held is not None for claim in self._claims.values()
         )
 
     @property
     def asking(self) -> int:
-        """How many wait for a verdict."""
+        """The number of claims that wait for a verdict."""
         return sum(bool(claim.owed) for claim in self._claims.values())
 
     @property
     def giving_back(self) -> int:
-        """How much was given back that the ledger does not hear of yet."""
+        """The number of releases that the ledger was not told of yet."""
         return len(self._gates)
 
     def believes(self, resource: str, now_ns: int) -> list[tuple[str, int]]:
-        """Which agents of this node may act as holders of a resource at this moment, and under which tokens."""
+        """Which agents of this node may act as holders of a resource now, with their tokens."""
         found: list[tuple[str, int]] = []
         for key in self._by_resource.get(resource, ()):
             acquisition = self._claims[key].acquisition
@@ -330,14 +330,14 @@ class Claimant:
         return found
 
     def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
-        """Until when an agent may act under this claim, if it holds it under the same token."""
+        """Until when an agent may act under this claim, if it holds it with the same token."""
         claim = self._holding((agent, claimed.field, claimed.resource))
         acquisition = None if claim is None else claim.acquisition
         held = None if acquisition is None or acquisition.resource != claimed.resource else acquisition.held
         return held.end_ns if held is not None and held.token == claimed.token else None
 
     def beliefs(self, now_ns: int) -> list[Belief]:
-        """All claims of this node, in the order of resources, agents and claims."""
+        """All claims of this node, ordered by resource, agent and claim."""
         found: list[Belief] = []
         for agent, name, resource in sorted(self._claims, key=lambda key: (key[2], key[0], key[1])):
             claim = self._claims[agent, name, resource]
@@ -353,7 +353,7 @@ class Claimant:
         return found
 
     def due(self, now_ns: int) -> list[Told]:
-        """What agents must hear before anything else is stepped, in order."""
+        """What agents must be told before anything else is stepped, in order."""
         self._open_gates(now_ns)
         while self._times and self._times[0][0] <= now_ns:
             at_ns, _, key = heapq.heappop(self._times)
@@ -377,7 +377,9 @@ class Claimant:
                 event = Granted(claim=field, resource=which or resource, token=token, for_s=for_s, renews=renews)
                 self.counters.claims_granted += 1
             case acquisitions.ClaimGranted(token=token):
-                over[claim.key, token] = None  # it was never told that it holds, so it need not hear that it is over
+                over[claim.key, token] = (
+                    None  # the agent was never told that it holds it, so it is not told of the loss
+                )
                 event = Denied(claim=field, resource=resource, reason=acquisitions.TOO_LATE)
             case acquisitions.ClaimDenied(reason=""):
                 return [(claim.shard, EffectSettled(LEDGER, sequence)) for sequence in news.sequences]
@@ -397,10 +399,10 @@ class Claimant:
         return [(claim.shard, EffectSettled(LEDGER, sequence, body)) for sequence in news.sequences]
 
     def _denied(self, field: str, resource: str, denied: acquisitions.ClaimDenied, now_ns: int) -> Denied:
-        """The denial as its agent hears it: who holds the resource, for how long, and the place in line."""
+        """The denial for the agent: who holds the resource, for how long, and the place in the queue."""
         if not denied.standings:
             return Denied(claim=field, resource=resource, reason=denied.reason)
-        # Of a pool the one that is over first; one of which that is not known comes last.
+        # Of a pool the one that ends first; those with an unknown end come last.
         lefts = [(self._left_s(standing, now_ns), standing) for standing in denied.standings]
         left_s, standing = min(lefts, key=lambda one: one[0] or math.inf)
         place = min((one.place for one in denied.standings if one.place), default=0)
@@ -416,7 +418,7 @@ class Claimant:
         return 0.0 if over_ns is None or standing.offered else max(0, over_ns - now_ns) / SECOND_NS
 
     def _open_gates(self, now_ns: int) -> None:
-        """Sends what waited until its agent had heard of it, or for the margin behind a lease."""
+        """Sends moves that waited until their agent was told, or for the margin after a lease."""
         for _ in range(len(self._gates)):
             gate = self._gates.popleft()
             if gate.not_before_ns <= now_ns:
@@ -426,10 +428,10 @@ class Claimant:
                 gate.not_before_ns = now_ns + GATE_LOOK_NS
             self._gates.append(gate)
 
-    # ------------------------------------------------------------------ wishes
+    # ------------------------------------------------------------------ claims
 
     def _tick(self, claim: _Claim, now_ns: int) -> bool:
-        """Whether the claim is still there once time has had its say."""
+        """Whether the claim still exists at this time."""
         if claim.acquisition is None:
             return False
         before = claim.acquisition
@@ -449,7 +451,7 @@ class Claimant:
         return False
 
     def _after(self, claim: _Claim, turn: Turn, now_ns: int) -> None:
-        """Takes what a turn has brought: the wish as it is now, a move, verdicts."""
+        """Applies the result of a turn: the new acquisition, a move, verdicts."""
         self._deliver(claim, turn.verdicts)
         if turn.acquisition is None:
             self._forget(claim)
@@ -465,7 +467,7 @@ class Claimant:
         self._remember_time(claim)
 
     def _withdraw(self, claim: _Claim, acquisition: Acquisition, move: Move) -> None:
-        """Takes a question back; if it never left this node, nobody has to hear of it."""
+        """Takes a request back; if it was never sent, the ledger need not know."""
         sent = acquisition.sent
         if sent is not None and isinstance(sent.move, Ask | AskAny):
             self._writing.recall(sent.number)
@@ -474,7 +476,7 @@ class Claimant:
         self._writing.put(claim.name, move)
 
     def _remember_time(self, claim: _Claim) -> None:
-        """Has the claim looked at when its time comes, or earlier."""
+        """Schedules a check of the claim when its time comes, or earlier."""
         if claim.acquisition is None or (claim.armed_ns is not None and claim.armed_ns <= claim.acquisition.next_ns):
             return
         if len(self._times) > TIMES_COUNT_SPARE + 4 * len(self._claims):
@@ -509,14 +511,14 @@ class Claimant:
 
 
 def _names(key: Key) -> list[str]:
-    """The resources that a claim is about."""
+    """The resources of a claim."""
     return key[2].split(POOL_SEPARATOR)
 
 
 def why_denied(
     reason: str, standing: acquisitions.CurrentHolder, holder: str, left_s: float, place: int, pool_count: int = 1
 ) -> str:
-    """A denial by the ledger for people. Of a pool it speaks of the resource that is over first."""
+    """A denial by the ledger for people. Of a pool it names the resource that ends first."""
     who, what = holder or "another agent", "it" if pool_count == 1 else standing.resource
     if standing.offered:
         has = f"{what} is offered to {who}"
@@ -532,7 +534,7 @@ def why_denied(
 
 
 def _wanted(claim: _Claim, asked: ClaimAsked | ClaimAnyAsked, now_ns: int) -> Acquisition:
-    """What an effect wants. Without a time to wait, its lease is how long an answer is worth having."""
+    """The claim of an effect. Without a time to wait, a verdict is worth waiting for as long as its lease."""
     patience_s = asked.wait_s or asked.for_s
     return Acquisition(
         claimant=claim.claimant,

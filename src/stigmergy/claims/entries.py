@@ -1,9 +1,9 @@
 """Claimants' moves in a ledger, as signed bytes. Verify first, then read.
 
-A record is what a ledger keeps: who signed, the signed body, the signature. Records that are written together share one
-signature, and each can still be verified alone. The body names the agent's claim, the life of its node, the number of
-the move, and the move. The key determines the claimant: a claimant's id is a digest of key, incarnation and name, so
-nobody can ask, release or renew for a claimant of somebody else.
+A record is an entry of the ledger: who signed, the signed body, the signature. Records that are written together share
+one signature, and each can still be verified alone. The body names the agent's claim, the life of its node, the number
+of the move, and the move. The key determines the claimant: a claimant's id is a digest of key, incarnation and name, so
+nobody can ask, release or renew for another node's claimant.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def seal(bodies: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
 
 
 def root_of(body: bytes, index: int, path: bytes) -> bytes | None:
-    """The root that this entry leads to; None for a path that no tree of ours has."""
+    """The root that this entry leads to; None for an impossible path."""
     levels, rest = divmod(len(path), (WIDTH - 1) * NODE_BYTES)
     if rest or levels > LEVELS_COUNT_MAX or not 0 <= index < WIDTH**levels:
         return None
@@ -101,7 +101,7 @@ Verify = Callable[[int, bytes, bytes, bytes], bool]
 
 
 class Ask(Struct, array_like=True, frozen=True, tag=1):
-    """Wants a resource: granted if nobody has it or comes before, else refused, or queued if it waits."""
+    """Requests a resource: granted if it is free and nobody waits, else refused, or queued if it waits."""
 
     resource: str
     for_ms: int
@@ -109,7 +109,7 @@ class Ask(Struct, array_like=True, frozen=True, tag=1):
 
 
 class Take(Struct, array_like=True, frozen=True, tag=2):
-    """Accepts an offer, named by the position at which it was made. Only with this does the claimant hold."""
+    """Accepts an offer, named by its position. Only then the claimant holds the resource."""
 
     resource: str
     offer: int
@@ -125,20 +125,20 @@ class Renew(Struct, array_like=True, frozen=True, tag=3):
 
 
 class Release(Struct, array_like=True, frozen=True, tag=4):
-    """Gives back what was granted under this token, and nothing that was granted later."""
+    """Gives up the grant with this token, and no later one."""
 
     resource: str
     token: int
 
 
 class Withdraw(Struct, array_like=True, frozen=True, tag=5):
-    """Wants it no more: leaves the queue, declines the offer, gives back what it may have been granted."""
+    """Gives up the request: leaves the queue, declines the offer, releases what it may have been granted."""
 
     resource: str
 
 
 class Expire(Struct, array_like=True, frozen=True, tag=6):
-    """An observer says that a lease or an offer has run out. `grant` is the position of the entry that began it: a
+    """An observer reports that a lease or an offer has run out. `grant` is the position of the entry that began it: a
     renewal meanwhile makes this void."""
 
     resource: str
@@ -152,15 +152,15 @@ class WriterList(Struct, array_like=True, frozen=True, tag=7):
 
 
 class Checkpointed(Struct, array_like=True, frozen=True, tag=8):
-    """The digest of the writer's fold at this position. Changes nothing; a reader with another digest says so."""
+    """The digest of the writer's fold at this position. Changes nothing; a reader with another digest reports it."""
 
     position: int
     digest: bytes
 
 
 class AskAny(Struct, array_like=True, frozen=True, tag=9):
-    """Wants any one of several resources: granted the first of them that is free, else refused, or queued for each if
-    it waits. A claimant that is offered one of them leaves the other queues."""
+    """Requests any one of several resources: granted the first that is free, else refused, or queued for each if it
+    waits. A claimant that is offered one of them leaves the other queues."""
 
     resources: tuple[str, ...]
     for_ms: int
@@ -168,7 +168,7 @@ class AskAny(Struct, array_like=True, frozen=True, tag=9):
 
 
 class WithdrawAny(Struct, array_like=True, frozen=True, tag=10):
-    """Wants none of them any more: leaves every line, declines the offer, gives back what it may have been granted."""
+    """Gives up all of them: leaves every queue, declines the offer, releases what it may have been granted."""
 
     resources: tuple[str, ...]
 
@@ -177,16 +177,16 @@ Move = Ask | Take | Renew | Release | Withdraw | Expire | WriterList | Checkpoin
 
 
 class ClaimBody(Struct, array_like=True, frozen=True):
-    """What is signed: a move, and whose."""
+    """The signed part: a move and its author."""
 
     incarnation: int
-    """Of the node's journal: a restored or cloned one has claimants of its own."""
+    """Of the node's journal: a restored or cloned journal has its own claimants."""
     life: int
-    """Grows with every start of the node. A later life makes everything void that an earlier one still sends."""
+    """Grows with every start of the node. A later life makes void what an earlier one still sends."""
     sequence: int
-    """Grows with every entry of a life. What is not higher than the last is a repetition, or too late."""
+    """Grows with every entry of a life. One not above the last is a repetition, or too late."""
     claimant: str
-    """The name of the claim at its node; empty where the move is the node's own."""
+    """The name of the claim at its node; empty if the move is the node's own."""
     move: Move
 
 
@@ -216,7 +216,7 @@ class SealedRecord(Struct, array_like=True, frozen=True):
 
 
 class Written(NamedTuple):
-    """A record that was read and verified, or is about to be written."""
+    """A verified record, or one about to be written."""
 
     key: bytes
     writer: bytes
@@ -233,7 +233,7 @@ _body_decoder = msgspec.msgpack.Decoder(ClaimBody)
 
 @lru_cache(maxsize=IDS_COUNT_MAX)
 def claimant_id(algorithm: int, key: bytes, incarnation: int, name: str) -> bytes:
-    """The id of a claim of this node. Only the holder of the key can write for it."""
+    """The id of a claim of this node. Only the owner of the key can write for it."""
     return blake3(encode((algorithm, key, incarnation, name)), derive_key_context=_CLAIMANT_CONTEXT).digest(ID_BYTES)
 
 
@@ -244,20 +244,20 @@ def writer_id(algorithm: int, key: bytes, incarnation: int) -> bytes:
 
 
 def statement(ledger: str, algorithm: int, key: bytes, body: bytes) -> bytes:
-    """What is signed. The ledger's name is part of it: an entry of one means nothing in another."""
+    """The signed bytes. They include the ledger's name: an entry of one ledger is invalid in another."""
     return encode((_DOMAIN, ledger, algorithm, key, body))
 
 
 def sealed_statement(ledger: str, algorithm: int, key: bytes, root: bytes) -> bytes:
-    """What is signed where several entries share a signature."""
+    """The signed bytes if several entries share a signature."""
     return encode((_SEALED_DOMAIN, ledger, algorithm, key, root))
 
 
 def write_records(
     ledger: str, algorithm: int, key: bytes, bodies: Sequence[ClaimBody], sign: Callable[[bytes], bytes]
 ) -> list[bytes]:
-    """The bytes of entries that are written together, under one signature. Raises Malformed for a move that no reader
-    would take."""
+    """Encodes entries that are written together, with one signature. Raises Malformed for a move that readers would
+    refuse."""
     if len(bodies) == 1:
         return [write_record(ledger, algorithm, key, bodies[0], sign)]
     for body in bodies:
@@ -272,14 +272,14 @@ def write_records(
 
 
 def write_record(ledger: str, algorithm: int, key: bytes, body: ClaimBody, sign: Callable[[bytes], bytes]) -> bytes:
-    """The bytes of an entry. Raises Malformed for a move that no reader would take."""
+    """Encodes an entry. Raises Malformed for a move that readers would refuse."""
     _check(body)
     data = encode(body)
     return encode(ClaimRecord(RECORD_FORMAT, algorithm, key, data, sign(statement(ledger, algorithm, key, data))))
 
 
 def read_record(ledger: str, data: bytes, verify: Verify) -> Written | str:
-    """What an entry says, or why it says nothing: `malformed`, `unknown` (a later format) or `forged`."""
+    """Decodes an entry, or says why it is invalid: `malformed`, `unknown` (a later format) or `forged`."""
     try:
         record = _record_decoder.decode(data)
     except UNDECODABLE:
@@ -310,7 +310,7 @@ def read_record(ledger: str, data: bytes, verify: Verify) -> Written | str:
 
 
 def _signed(ledger: str, data: bytes, record: ClaimRecord) -> bytes | None:
-    """What the signature of a record must be over; None if there is no such thing."""
+    """The bytes that the signature of a record must cover; None if there are none."""
     if record.format == RECORD_FORMAT:
         return statement(ledger, record.algorithm, record.key, record.body)
     try:
@@ -335,7 +335,7 @@ def _check(body: ClaimBody) -> None:
 
 
 def _fault(body: ClaimBody) -> str:
-    """Why no reader takes this; empty if they do. Part of the fold: changing it is a new format."""
+    """Why readers refuse this; empty if they accept it. Part of the fold: changing it is a new format."""
     if min(body.incarnation, body.life, body.sequence) < 0 or body.sequence == 0:
         return "numbers count upward, the sequence from 1"
     if max(body.incarnation, body.life, body.sequence) >= NUMBERS_END:

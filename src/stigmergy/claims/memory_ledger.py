@@ -23,31 +23,31 @@ from stigmergy.claims.port import (
 
 SCHEME = "memory:"
 CAPACITY_BYTES = 1 << 30
-"""What a store takes before it says that it has no room."""
+"""What a store holds before it is full."""
 
 _stores: dict[str, MemoryLedgerStore] = {}
 
 
 def memory_ledger(place: str, name: str = "") -> MemoryLedgerStore:
-    """The store at `memory:PLACE`, made under this name if there is none."""
+    """The store at `memory:PLACE`; made under this name if there is none."""
     if place not in _stores:
         _stores[place] = MemoryLedgerStore(name or place)
     return _stores[place]
 
 
 def forget_ledger(place: str) -> None:
-    """The next one to open it gets a new store that knows nothing."""
+    """The next use of this name gets a new, empty store."""
     _stores.pop(place, None)
 
 
 class MemoryLedgerStore:
-    """The log itself, and who watches it."""
+    """The log itself, and its watchers."""
 
     def __init__(self, name: str, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.name = check_name(name)
         self.end = 0
         self.first = 1
-        """The lowest position that is still there, or would be."""
+        """The lowest position that still exists, or would."""
         self.checkpoint: LedgerCheckpoint | None = None
         self.watchers: list[Heard] = []
         self._bodies: list[bytes] = []
@@ -67,7 +67,7 @@ class MemoryLedgerStore:
         return first
 
     def read(self, after: int, count_max: int) -> list[LedgerEntry]:
-        """The entries behind a position."""
+        """The entries after a position."""
         if after > self.end:
             raise LedgerCorrupt(f"{self.name}: ends at {self.end}, but {after} was read before; it has lost its end")
         if after < self.first - 1:
@@ -77,7 +77,7 @@ class MemoryLedgerStore:
         return [LedgerEntry(position, body) for position, body in enumerate(bodies, start=after + 1)]
 
     def cut(self, upto: int) -> None:
-        """Forgets the entries up to a position."""
+        """Deletes the entries up to a position."""
         if self.checkpoint is None or upto > self.checkpoint.position:
             raise Bug(f"{self.name}: no checkpoint covers {upto}; store one before the log is cut")
         if upto >= self.first:
@@ -88,7 +88,7 @@ class MemoryLedgerStore:
 
 
 class MemoryLedger:
-    """The Ledger port: one connection to a store. Each call gives way to the event loop once, as a wire would."""
+    """The Ledger port: one connection to a store. Each call yields to the event loop once, as a network would."""
 
     def __init__(self, store: MemoryLedgerStore) -> None:
         self._store = store
@@ -151,7 +151,7 @@ class MemoryLedger:
 
 
 def open_ledger(url: str, name: str) -> MemoryLedger:
-    """A connection to the ledger of this name at `memory:PLACE`, made if there is none."""
+    """Connects to the ledger of this name at `memory:PLACE`; makes it if there is none."""
     place = url.removeprefix(SCHEME)
     if not url.startswith(SCHEME) or not place:
         raise ConfigError(f"ledger {url!r}: write memory:PLACE, for example memory:fleet")

@@ -1,8 +1,8 @@
 """Watches all leases and offers, and writes to the ledger when one is over.
 
-It counts from when this node saw it, on this node's monotonic clock, for the lease and the drift of both clocks
+It counts from when this node saw the lease, on this node's monotonic clock, for the lease and the drift of both clocks
 (`claims/state.py`). To avoid that all nodes write at once, each resource has an order of nodes, and each next one waits
-a little longer; a node that reads that it was said before says nothing.
+a little longer; a node that reads the expiry of another node writes nothing.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from stigmergy.claims.state import MILLISECOND_NS, OFFER_MS, Claims, expiry_ns
 
 STAGGER_MS = 250
 RANK_MAX = 7
-"""Nobody waits longer than this many times the stagger, however many nodes there are."""
+"""Bounds the wait to this many times the stagger, however many nodes there are."""
 RANKED_COUNT_MAX = 64
-"""Among more writers than this a node's rank is drawn from its name, and not counted."""
+"""With more writers than this a node's rank is drawn from its name, and not counted."""
 AGAIN_MS = 5_000
-"""After so long it is said again, if it did not come through."""
+"""An expiry that did not get through is written again after this time."""
 
 
 class LeaseObserver:
-    """What is to expire, by time."""
+    """The watched leases and offers, by time."""
 
     def __init__(self, writer: bytes, say: Callable[[Expire], bool]) -> None:
         self._writer = writer
         self._say = say
         self._watched: dict[str, tuple[int, int]] = {}
-        """Per resource the beginning of the lease or offer that is watched, and when it is over at the latest."""
+        """By resource: the beginning of the watched lease or offer, and its latest end."""
         self._due: list[tuple[int, str, int]] = []
         self.expired = 0
-        """How often this node has said that something is over."""
+        """How many expiries this node has written."""
 
     @property
     def next_ns(self) -> int | None:
@@ -42,7 +42,7 @@ class LeaseObserver:
         return self._due[0][0] if self._due else None
 
     def changed(self, name: str, claims: Claims, now_ns: int) -> None:
-        """A resource may have changed: its present lease or offer is watched from now on."""
+        """A resource may have changed: watches its current lease or offer from now on."""
         known = claims.resource(name)
         if known.grant is not None:
             began, for_ms = known.grant.began, known.grant.for_ms
@@ -59,19 +59,19 @@ class LeaseObserver:
         heapq.heappush(self._due, (over_ns + stagger_ns, name, began))
 
     def over_ns(self, name: str, began: int) -> int | None:
-        """When this lease or offer is over at the latest by our clock; None if it is not watched."""
+        """The latest end of this lease or offer by our clock; None if it is not watched."""
         watched = self._watched.get(name)
         return watched[1] if watched is not None and watched[0] == began else None
 
     def jumped(self, claims: Claims, now_ns: int) -> None:
-        """Everything may have changed. What was watched and still stands goes on from when it was seen."""
+        """Everything may have changed. Watched leases that still exist count from when they were first seen."""
         for name in sorted(self._watched):
             self.changed(name, claims, now_ns)
         for name in sorted(claims.resources):
             self.changed(name, claims, now_ns)
 
     def tick(self, now_ns: int) -> None:
-        """Says of what is due that it is over."""
+        """Writes the expiries that are due."""
         while self._due and self._due[0][0] <= now_ns:
             _, name, began = heapq.heappop(self._due)
             if self._began(name) == began:
@@ -83,7 +83,7 @@ class LeaseObserver:
         return None if watched is None else watched[0]
 
     def _rank(self, name: str, claims: Claims) -> int:
-        """How many come before this node for this resource."""
+        """How many nodes come before this one for this resource."""
         mine = _draw(self._writer, name)
         if len(claims.writers) > RANKED_COUNT_MAX:
             return mine[0] % (RANK_MAX + 1)

@@ -1,4 +1,4 @@
-"""What a host knows of claims without a ledger: after a start nothing is held, without a ledger nothing is granted."""
+"""A host's claims without a ledger: after a start nothing is held, without a ledger nothing is granted."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ _asked: msgspec.msgpack.Decoder[Asked] = msgspec.msgpack.Decoder(ClaimAsked | Cl
 
 
 class ClaimRequester(Protocol):
-    """What asks a ledger for the agents of a host, as the host sees it."""
+    """Asks a ledger for the agents of a host."""
 
     def propose(self, shard: int, pending: Pending) -> None:
-        """Takes a durable effect of the sink "ledger"; also before it was started, for what is still owed."""
+        """Accepts a durable effect of the sink "ledger"; also before the start, for owed ones."""
         ...
 
     def due(self, monotonic_ns: int) -> Sequence[tuple[int, Input]]:
-        """What agents must hear before anything else is stepped, with their shards, in order."""
+        """What agents must be told before anything else is stepped, with their shards, in order."""
         ...
 
     def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
-        """Until when this node's monotonic clock lets the agent act under the claim; None: it does not hold it."""
+        """Until when, by this node's monotonic clock, the agent may act under the claim; None: it does not hold it."""
         ...
 
     @property
     def next_ns(self) -> int | None:
-        """When to ask again, by the monotonic clock, if nothing else happens."""
+        """When to call `due` again, by the monotonic clock, if nothing else happens."""
         ...
 
 
 def read_asked(pending: Pending) -> Asked:
-    """What an effect of the sink "ledger" asks for."""
+    """Decodes an effect of the sink "ledger"."""
     return _asked.decode(pending.body)
 
 
@@ -62,8 +62,8 @@ def asked_for(asked: Asked) -> str:
 
 
 def losses_at_start(state: ShardState) -> list[VerdictCame]:
-    """What agents believed to hold when the node went down: nobody has counted their leases since. Agents at rest hear
-    it when they run again."""
+    """Losses of what agents believed to hold when the node went down: nobody has counted their leases since. Agents at
+    rest are told when they run again."""
     losses: list[VerdictCame] = []
     for address, agent in state.agents.items():
         if address in state.at_rest:
@@ -77,7 +77,7 @@ def losses_at_start(state: ShardState) -> list[VerdictCame]:
 
 
 def without_ledger(pending: Pending) -> EffectSettled:
-    """The answer where there is nobody to ask."""
+    """The answer if there is no ledger."""
     asked = read_asked(pending)
     verdict: Verdict
     if isinstance(asked, ClaimReleased):

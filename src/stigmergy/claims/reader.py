@@ -1,9 +1,9 @@
 """Follows a ledger: reads new entries, folds them, and reports which resources may have changed.
 
 A new reader, or one whose next entries were cut off, starts from the newest checkpoint. At every milestone it notes the
-digest of its state; one of the nodes stores the state as a checkpoint, says so in the log, and cuts off what is older
-than the milestone before. If another digest appears at the same place, this reader trusts nothing more: two folds of
-one log must not differ.
+digest of its state; one of the nodes stores the state as a checkpoint, writes that into the log, and cuts off what is
+older than the milestone before. If another digest appears at the same place, this reader trusts nothing more: two folds
+of one log must not differ.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REMEMBERED_COUNT = 64
 
 
 class CachingVerifier:
-    """A Verify that asks another one, and not twice for the same while it remembers."""
+    """A Verify with a cache of recent results."""
 
     def __init__(self, verify: Verify) -> None:
         self._verify = verify
@@ -66,25 +66,25 @@ class CachingVerifier:
 
 READ_COUNT = 256
 FOLD_COUNT_MAX = 64
-"""So many entries are folded before everybody else has a turn: to verify one signature takes about 55 us."""
+"""Entries folded before other tasks have a turn: to verify one signature takes about 55 us."""
 LOOK_S = 0.5
-"""A watch may be lost; so long at most nothing is read."""
+"""A watch may be lost: the longest time without a read."""
 MILESTONES_KEPT = 8
 NAMES_COUNT_MAX = 10_000
-"""Claimants whose names are remembered, for people; the fold does without. Of more, the first are forgotten."""
+"""Claimants whose names are remembered, for people; the fold does not need them. Beyond it the first are dropped."""
 CHECKPOINT_STAGGER_S = 2.0
-"""The second node waits so long for the first to store a checkpoint, the third twice as long."""
+"""The second node waits this long for the first to store a checkpoint, the third twice as long."""
 
 log = logging.getLogger("stigmergy.claims")
 
 
 class LedgerFollowerCounters(Struct):
-    """What was read."""
+    """Counts of reads."""
 
     entries_read: int = 0
     reads_failed: int = 0
     checkpoints_taken: int = 0
-    """So often it began with a checkpoint."""
+    """How often it started from a checkpoint."""
     checkpoints_stored: int = 0
 
 
@@ -112,23 +112,23 @@ class LedgerFollower:
         self.claims = Claims()
         self.caught_up = asyncio.Event()
         self.trouble = ""
-        """Why nothing of the ledger is believed any more."""
+        """Why the ledger is no longer trusted."""
         self.failed = ""
         """Why the connection is unusable, and what to do. Reads soon report a failed write."""
         self.last_error: LedgerError | None = None
         self._bell = asyncio.Event()
         self.names: OrderedDict[bytes, tuple[bytes, str]] = OrderedDict()
-        """Key and name of claimants, as their entries said. One that was cut off before we came is not among them."""
+        """Key and name of claimants, from their entries. Without those that were cut off before we started."""
         self._milestones: OrderedDict[int, bytes] = OrderedDict()
         self._vouched: OrderedDict[int, None] = OrderedDict()
-        """Milestones of which somebody has stored a checkpoint."""
+        """Milestones with a stored checkpoint."""
         self._storing: asyncio.Task[None] | None = None
         self.rank: Callable[[], int] = lambda: 0
         """How many nodes come before this one when a checkpoint is to be stored."""
         self.counters = LedgerFollowerCounters()
 
     async def run(self) -> None:
-        """Reads as long as it is not cancelled. Ends with an error that does not mend itself."""
+        """Reads until cancelled. Ends with an error that does not go away by itself."""
         self._ledger.watch(lambda _end: self._bell.set())
         await self._retried(self._begin)
         while True:
@@ -142,7 +142,7 @@ class LedgerFollower:
                         await self._bell.wait()
 
     async def close(self) -> None:
-        """Ends what is under way beside the task."""
+        """Ends the work beside the task."""
         if self._storing is not None:
             self._storing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -165,7 +165,7 @@ class LedgerFollower:
                 return result
 
     async def _begin(self) -> int:
-        """Takes the newest checkpoint, if there is one that is ahead of what is known."""
+        """Starts from the newest checkpoint, if there is one ahead of the known state."""
         found = await self._ledger.checkpoint()
         if found is None or found.position <= self.claims.position:
             return 0
@@ -184,15 +184,15 @@ class LedgerFollower:
         return 1
 
     async def _read_on(self) -> int:
-        """Reads and folds one stretch; says how many entries it had."""
+        """Reads and folds one batch; returns its number of entries."""
         try:
-            # Before it writes, a node must know all that is there; afterwards it is told when there is more.
+            # Before it writes, a node must know everything; afterwards `watch` tells it when there is more.
             is_fresh = not self.caught_up.is_set()
             entries = await self._ledger.read(self.claims.position, READ_COUNT, fresh=is_fresh)
         except LedgerCut:
             if not await self._begin():
                 raise LedgerCorrupt(
-                    f"ledger {self._ledger.name!r}: entries behind {self.claims.position} are gone and no checkpoint "
+                    f"ledger {self._ledger.name!r}: entries after {self.claims.position} are gone and no checkpoint "
                     "covers them; restore it from a copy"
                 ) from None
             return READ_COUNT
@@ -223,7 +223,7 @@ class LedgerFollower:
     # ------------------------------------------------------------------ milestones
 
     def _reached(self) -> None:
-        """A milestone: what our fold has come to."""
+        """A milestone: notes the digest of our fold."""
         claims, before = self.claims, next(reversed(self._milestones), 0)
         state = state_bytes(claims)
         self._milestones[claims.position] = digest(state)
@@ -233,20 +233,20 @@ class LedgerFollower:
             self._storing = asyncio.ensure_future(self._store(claims.position, state, before))
 
     def _compare(self, noted: Checkpointed) -> None:
-        """Another node, or we ourselves, said what the fold came to at an earlier position."""
+        """Compares our fold with the digest that a node noted for an earlier position."""
         self._vouched[noted.position] = None
         if len(self._vouched) > MILESTONES_KEPT:
             self._vouched.popitem(last=False)
         ours = self._milestones.get(noted.position)
         if ours is not None and ours != noted.digest:
             self.trouble = (
-                f"ledger {self._ledger.name!r}: another node came to another state at {noted.position}; two versions "
-                "of the rules must not share a ledger: bring all nodes to one, and start this one again"
+                f"ledger {self._ledger.name!r}: another node has another state at {noted.position}; two versions "
+                "of the rules must not share a ledger: run the same version on all nodes, and start this one again"
             )
 
     async def _store(self, position: int, state: bytes, before: int) -> None:
-        """Stores a checkpoint, unless somebody was quicker, and cuts the log at the milestone before. Whatever goes
-        wrong is for the next milestone to mend: nobody depends on it."""
+        """Stores a checkpoint, unless another node was quicker, and cuts the log at the milestone before. Errors are
+        left to the next milestone: nobody depends on it."""
         await asyncio.sleep(self.rank() * CHECKPOINT_STAGGER_S)
         if position in self._vouched or self.trouble:
             return
@@ -261,6 +261,6 @@ class LedgerFollower:
 
 
 def _moved(step: FoldStep) -> bytes:
-    """Whose move was granted, renewed or queued."""
+    """The claimant whose move was granted, renewed or queued."""
     known = step.claims.resource(step.resource)
     return known.queue[-1].claimant if known.grant is None or step.fate is Fate.QUEUED else known.grant.claimant

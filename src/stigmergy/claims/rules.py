@@ -1,8 +1,8 @@
 """What each move does to the state of claims: only the rules of the ledger.
 
-A resource is free, held, or offered to the first that waits. Positions only grow, so a grant's token is higher than
-that of every earlier grant. A move that no rule allows changes nothing: one that comes too late, twice, or from
-somebody else is void.
+A resource is free, held, or offered to the first in the queue. Positions only grow, so a grant's token is higher than
+that of every earlier grant. A move that no rule allows changes nothing: one that comes too late, twice, or from another
+claimant is void.
 
     Ask       free: granted. Held by the same claimant, or offered to it: granted anew. Else queued, if it waits and
               there is room, or refused.
@@ -59,11 +59,11 @@ from stigmergy.claims.state import (
 )
 
 WRITERS_KEPT = WRITERS_COUNT_MAX * 3 // 4
-"""So many are left when there were too many, so that not every new one has to look for the oldest."""
+"""How many are left after a clean-up, so that not every new writer needs one."""
 
 
 class Fate(enum.Enum):
-    """What became of an entry."""
+    """The outcome of an entry."""
 
     GRANTED = "granted"
     QUEUED = "queued"
@@ -83,20 +83,20 @@ class Fate(enum.Enum):
 
 
 class FoldStep(Struct, frozen=True):
-    """The state after an entry, and what became of it."""
+    """The state after an entry, and the entry's outcome."""
 
     claims: Claims
     fate: Fate
     resource: str = ""
-    """The one that may have changed; none if empty."""
+    """The one that may have changed; empty if none."""
     others: tuple[str, ...] = ()
     """Further ones that may have."""
     noted: Checkpointed | None = None
-    """What the entry says of the state at another position."""
+    """The entry's digest of the state at another position."""
 
 
 def apply(claims: Claims, position: int, written: Written) -> FoldStep:
-    """The next state. The caller has verified who wrote it, and gives entries in the order of their positions."""
+    """The next state. The caller has verified the author, and gives entries in the order of their positions."""
     if claims.roster and written.key not in claims.roster:
         return FoldStep(claims, Fate.STRANGER)
     if claims.has_seen(written.writer, written.life, written.sequence):
@@ -163,7 +163,7 @@ def _asked_any(claims: Claims, position: int, written: Written, ask: AskAny) -> 
         claims = _out_of_lines(claims, claimant)
         granted = _granted(claims.resource(mine[0]), position, written, ask.for_ms)
         return FoldStep(_with(claims, mine[0], granted), Fate.GRANTED, mine[0])
-    # A place that it has it keeps; lines that are full it does not join.
+    # It keeps a place that it has, and does not join full queues.
     queued = [
         name
         for name in names
@@ -187,7 +187,7 @@ def _asked_any(claims: Claims, position: int, written: Written, ask: AskAny) -> 
 
 
 def _withdrawn(claims: Claims, position: int, written: Written, names: tuple[str, ...]) -> FoldStep:
-    """Out of every line, and what was offered or granted is freed."""
+    """Leaves every queue; an offer or a grant is freed."""
     fate = Fate.VOID
     if any(name in claims.pools.get(written.claimant, ()) for name in names):
         claims, fate = _out_of_lines(claims, written.claimant), Fate.FREED
@@ -198,14 +198,14 @@ def _withdrawn(claims: Claims, position: int, written: Written, names: tuple[str
 
 
 def _out_of_lines(claims: Claims, claimant: bytes) -> Claims:
-    """The claimant waits for no pool any more."""
+    """The claimant no longer waits for any pool."""
     for name in claims.pools.get(claimant, ()):
         claims = _with(claims, name, _without(claims.resource(name), claimant))
     return _in_lines(claims, claimant, ())
 
 
 def _in_lines(claims: Claims, claimant: bytes, names: tuple[str, ...]) -> Claims:
-    """Remembers in which of these lines the claimant waits for a pool."""
+    """Remembers in which of these queues the claimant waits for a pool."""
     waits = tuple(name for name in names if claims.waits(name, claimant))
     if waits == claims.pools.get(claimant, ()):
         return claims
@@ -221,7 +221,7 @@ def _without(known: Resource, claimant: bytes) -> Resource:
 def _moved(
     known: Resource, position: int, written: Written, move: Take | Renew | Release | Withdraw | Expire
 ) -> tuple[Resource, Fate]:
-    """What becomes of a resource; the very same one if the move is void."""
+    """The resource after the move; the same object if the move is void."""
     grant = known.grant if known.grant is not None and known.grant.claimant == written.claimant else None
     offer = known.offer if known.offer is not None and known.offer.claimant == written.claimant else None
     match move:
@@ -244,7 +244,7 @@ def _moved(
 
 
 def _begun(known: Resource) -> tuple[int, ...]:
-    """The position where the present lease or offer began."""
+    """The position where the current lease or offer began."""
     if known.grant is not None:
         return (known.grant.began,)
     return () if known.offer is None else (known.offer.position,)
@@ -257,7 +257,7 @@ def _granted(known: Resource, position: int, written: Written, for_ms: int) -> R
 
 
 def _freed(known: Resource, position: int) -> Resource:
-    """Nobody's, or offered to the first who waits."""
+    """Free, or offered to the first in the queue."""
     if not known.queue:
         return FREE
     return Resource(None, Offer(known.queue[0].claimant, position), known.queue[1:])
@@ -297,8 +297,8 @@ _COUNTED = frozenset(Counts.__struct_fields__)
 
 
 class ClaimsState(Struct, array_like=True, frozen=True):
-    """The bytes of a state: everything in order, so that equal states have equal bytes. Where nobody waits for a pool,
-    `pools` is left out: the bytes are those of versions that know no pools."""
+    """The bytes of a state: everything in order, so that equal states have equal bytes. `pools` is left out if nobody
+    waits for a pool: the bytes are then those of versions that know no pools."""
 
     position: int
     resources: tuple[tuple[str, Resource], ...]
@@ -309,7 +309,7 @@ class ClaimsState(Struct, array_like=True, frozen=True):
 
 
 class ClaimsCheckpoint(Struct, array_like=True, frozen=True):
-    """A stored state, and who vouches for it."""
+    """A stored state, and who signed it."""
 
     format: int
     algorithm: int
@@ -324,7 +324,7 @@ _checkpoint_decoder = msgspec.msgpack.Decoder(ClaimsCheckpoint)
 
 
 def fold(claims: Claims, position: int, data: bytes, ledger: str, verify: Verify) -> FoldStep:
-    """The state behind an entry. Entries come in the order of their positions, each once."""
+    """The state after an entry. Entries come in the order of their positions, each once."""
     read = read_record(ledger, data, verify)
     step = FoldStep(claims, Fate(read)) if isinstance(read, str) else apply(claims, position, read)
     return structs.replace(step, claims=_counted(step.claims, position, step.fate))
@@ -339,12 +339,12 @@ def _counted(claims: Claims, position: int, fate: Fate) -> Claims:
 
 
 def is_milestone(claims: Claims) -> bool:
-    """Whether all readers look at this very state, for a checkpoint."""
+    """Whether all readers compare this state, for a checkpoint."""
     return claims.counts.folded > 0 and claims.counts.folded % MILESTONE_ENTRIES == 0
 
 
 def state_bytes(claims: Claims) -> bytes:
-    """The one byte string of a state."""
+    """The canonical bytes of a state."""
     pools = tuple(sorted(claims.pools.items()))
     fields = (
         claims.position,
@@ -357,7 +357,7 @@ def state_bytes(claims: Claims) -> bytes:
 
 
 def read_state(data: bytes) -> Claims:
-    """A state out of its bytes. Raises Malformed."""
+    """Decodes a state. Raises Malformed."""
     try:
         state = _state_decoder.decode(data)
     except UNDECODABLE as error:
@@ -372,7 +372,7 @@ def digest(state: bytes) -> bytes:
 
 
 def write_checkpoint(ledger: str, state: bytes, algorithm: int, key: bytes, sign: Callable[[bytes], bytes]) -> bytes:
-    """A stored checkpoint: a state, signed by the node that folded it."""
+    """A checkpoint: a state, signed by the node that folded it."""
     signature = sign(_vouched(ledger, algorithm, key, state))
     return encode(ClaimsCheckpoint(CHECKPOINT_FORMAT, algorithm, key, state, signature))
 
@@ -380,7 +380,7 @@ def write_checkpoint(ledger: str, state: bytes, algorithm: int, key: bytes, sign
 def read_checkpoint(ledger: str, data: bytes, verify: Verify) -> tuple[Claims, bytes]:
     """A stored state and the key that signed it: the caller decides whether to trust it.
 
-    Raises Malformed for anything else, or if it is not signed for this ledger.
+    Raises Malformed for anything else, or if the signature is not for this ledger.
     """
     try:
         found = _checkpoint_decoder.decode(data)

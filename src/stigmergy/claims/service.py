@@ -1,4 +1,4 @@
-"""A node's claims: the wishes of its agents, a ledger, and what a node may believe.
+"""A node's claims: the requests of its agents, a ledger, and the leases that the node may rely on.
 
     claims = Claims(ledger, signer, verifier, clock.monotonic_ns, incarnation=…, owes=…, wake=…)
     host.propose = claims.propose               # before the host starts, which releases what is still owed
@@ -6,9 +6,9 @@
     for shard, told in claims.due(now_ns): …    # before every step; what it returns is stepped first
     await claims.stop()                         # before the host stops
 
-Without the ledger everything goes on: leases run out on our own clock, requests are refused when their time is over,
-and safe actions need nobody. A stop or a crash releases nothing: the agent may still be where it was, and its lease
-says for how long.
+Without the ledger everything goes on: leases expire on our own clock, requests are refused when their time is over, and
+safe actions need nobody. A stop or a crash releases nothing: the agent may still be where it was, and its lease says
+for how long.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stigmergy.claims.writer import ClaimWriter
 from stigmergy.shard.outbox import Pending
 
 LIFE_BITS = 32
-"""The low bits of a life are drawn: two runs that began from the same journal are never taken for one."""
+"""The low bits of a life are random: two runs from the same journal are never mistaken for one."""
 DRAIN_LOOK_S = 0.005
 CONTACT = "up"
 NO_CONTACT = "no contact"
@@ -42,10 +42,10 @@ CLOSED = "closed"
 
 
 class ClaimsStatus(Struct, frozen=True):
-    """How a node stands with its ledger."""
+    """A node's view of its ledger."""
 
     ledger: str
-    """`up`, `no contact` while it cannot be reached, `closed` if nothing of it is believed."""
+    """`up`, `no contact` while it is unreachable, `closed` if it is no longer trusted."""
     why: str
     position: int
     """How far the log was read."""
@@ -56,13 +56,13 @@ class ClaimsStatus(Struct, frozen=True):
 
 
 def life_of(epoch: int, drawn: bytes) -> int:
-    """The number of a run: from an epoch that grows with the journal, and four bytes that were drawn."""
+    """The number of a run: from an epoch that grows with the journal, and four random bytes."""
     return epoch << LIFE_BITS | int.from_bytes(drawn[: LIFE_BITS // 8], "big")
 
 
 def outlive(life: int, before: int) -> int:
-    """This life, or one that is higher than an earlier one. An epoch does not grow while a node keeps nothing, as one
-    that only observes; what was drawn stays, because entries of the earlier run may still be on their way."""
+    """This life, or one higher than an earlier one. The epoch of a node that writes nothing, such as an observer,
+    does not grow; the random bits stay, because entries of the earlier run may still be on their way."""
     if life > before:
         return life
     return ((before >> LIFE_BITS) + 1) << LIFE_BITS | (life & ((1 << LIFE_BITS) - 1))
@@ -103,7 +103,7 @@ class ClaimService:
         """Whether it has read everything, and may write."""
 
     async def start(self, life: int) -> None:
-        """Begins to read, and to write once it has read everything. Does not wait for the ledger."""
+        """Starts reading, and writing once it has read everything. Does not wait for the ledger."""
         self._writing.life = life
         self._tasks = [asyncio.ensure_future(self._guarded(run)) for run in (self._following.run, self._write)]
         self._is_open = True
@@ -112,8 +112,7 @@ class ClaimService:
             self.propose(shard, pending)
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Lets leave what agents have given back, within so many seconds, and lets go of the ledger. The host still
-        has its turns meanwhile."""
+        """Sends pending releases within `drain_s`, and closes the ledger. The host still has its turns meanwhile."""
         deadline_s = asyncio.get_running_loop().time() + drain_s
         while asyncio.get_running_loop().time() < deadline_s:
             if not self.is_up or not (self._writing.waiting or self._claimant.giving_back):
@@ -124,7 +123,7 @@ class ClaimService:
             await self._ledger.close()
 
     async def kill(self) -> None:
-        """Ends at once, as a crash would. For simulations, which close the ledger themselves."""
+        """Ends at once, like a crash. For simulations, which close the ledger themselves."""
         self._is_open = False
         for task in self._tasks:
             task.cancel()
@@ -134,10 +133,10 @@ class ClaimService:
         self._tasks = []
         await self._following.close()
 
-    # ------------------------------------------------------------------ what the host calls
+    # ------------------------------------------------------------------ for the host
 
     def propose(self, shard: int, pending: Pending) -> None:
-        """Takes a durable effect of the sink "ledger"."""
+        """Accepts a durable effect of the sink "ledger"."""
         if not self._is_open:
             self._early.append((shard, pending))
             return
@@ -145,18 +144,18 @@ class ClaimService:
         self._wake()
 
     def due(self, monotonic_ns: int) -> list[Told]:
-        """What agents must hear before anything else is stepped, in this order. Call it before every step."""
+        """What agents must be told before anything else is stepped, in this order. Call it before every step."""
         self._observing.tick(monotonic_ns)
         return self._claimant.due(monotonic_ns)
 
     @property
     def next_ns(self) -> int | None:
-        """When `due` has to be called although nothing else happens."""
+        """When `due` has to be called even if nothing else happens."""
         times = [time for time in (self._claimant.next_ns, self._observing.next_ns) if time is not None]
         return min(times, default=None)
 
     def believes(self, resource: str) -> list[tuple[str, int]]:
-        """Which agents of this node may act as holders of a resource right now, and under which tokens."""
+        """Which agents of this node may act as holders of a resource right now, with their tokens."""
         return self._claimant.believes(resource, self._monotonic_ns())
 
     def lease_end_ns(self, agent: str, claimed: Claimed) -> int | None:
@@ -172,16 +171,16 @@ class ClaimService:
         return self._following.names.get(claimant)
 
     def over_ns(self, resource: str, began: int) -> int | None:
-        """When the lease or offer that began at this position is over at the latest, by this node's clock."""
+        """The latest end, by this node's clock, of the lease or offer that began at this position."""
         return self._observing.over_ns(resource, began)
 
     @property
     def folded(self) -> ClaimsState:
-        """What the log has come to, as far as it was read."""
+        """The folded log, as far as it was read."""
         return self._following.claims
 
     def standing(self) -> ClaimsStatus:
-        """How this node stands with its ledger."""
+        """This node's view of its ledger."""
         error = self._following.last_error or self._writing.last_error
         return ClaimsStatus(
             ledger=CLOSED if self._claimant.refuses else CONTACT if error is None else NO_CONTACT,
@@ -193,34 +192,34 @@ class ClaimService:
         )
 
     def troubles(self) -> list[str]:
-        """What does not mend itself."""
+        """Problems that do not go away by themselves."""
         found = self._claimant.refuses or self._following.failed
         return [found] if found else []
 
     def counters(self) -> dict[str, int]:
-        """What was asked, granted, refused and lost here, and what every reader has counted in the log."""
+        """Counts of requests, grants, refusals and losses here, and those that every reader counts in the log."""
         parts = (self._claimant.counters, self._writing.counters, self._following.counters)
         counted = {name: int(value) for part in parts for name, value in structs.asdict(part).items()}
         counted["leases_expired"] = self._observing.expired
         folded = structs.asdict(self._following.claims.counts)
         return counted | {f"ledger_{name}": int(value) for name, value in folded.items()}
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     @property
     def is_up(self) -> bool:
-        """Whether the ledger answers, and is believed."""
+        """Whether the ledger answers, and is trusted."""
         return not self._claimant.refuses and self._following.last_error is None and self._writing.last_error is None
 
     async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs a task; what ends it closes the ledger for this node, and says why."""
+        """Runs a task; an error that ends it closes the ledger for this node, with the reason."""
         try:
             await run()
         except LedgerError as error:
             self._close(str(error))
 
     async def _write(self) -> None:
-        """Writes, once everything was read: under a life that is higher than any of this node in the log."""
+        """Writes, once everything was read: with a life higher than any of this node in the log."""
         await self._following.caught_up.wait()
         mark = self._following.claims.writers.get(self._writing.writer)
         self._writing.life = outlive(self._writing.life, 0 if mark is None else mark.life)
@@ -231,12 +230,12 @@ class ClaimService:
         await self._writing.run()
 
     def _heard(self, steps: Sequence[FoldStep]) -> None:
-        """The log was read on: who watches, who waits, who is in doubt."""
+        """The log has advanced: updates observer, claimant and writer."""
         claims, now_ns = self._following.claims, self._monotonic_ns()
         for name in dict.fromkeys(name for step in steps for name in (step.resource, *step.others) if name):
             self._observing.changed(name, claims, now_ns)
         self._look(now_ns)
-        if self._writes:  # before, nothing of ours can be in it
+        if self._writes:  # before that, none of our entries can be in it
             self._claimant.heard(steps, claims, now_ns)
         self._wake()
 
@@ -249,12 +248,12 @@ class ClaimService:
         self._wake()
 
     def _look(self, now_ns: int) -> None:
-        """What of the log concerns the node itself: how far its entries are, and whether it may believe the rest."""
+        """Checks the log for this node itself: how far its entries are, and whether to trust the rest."""
         mark = self._following.claims.writers.get(self._writing.writer) if self._writes else None
         if mark is not None and mark.life > self._writing.life:
             self._close(
                 f"ledger {self._ledger.name!r}: another run of this node writes under the same key and journal; stop "
-                "one of the two, and give a copied journal an incarnation of its own"
+                "one of the two, and give a copied journal its own incarnation"
             )
         elif mark is not None:
             self._writing.seen(mark.life, mark.sequence)
@@ -264,7 +263,7 @@ class ClaimService:
             self._check_roster()
 
     def _check_roster(self) -> None:
-        """Refuses a ledger that does not take our entries, or takes those of keys that we do not trust."""
+        """Refuses a ledger that does not accept our entries, or accepts those of keys that we do not trust."""
         roster = self._following.claims.roster
         if roster and self._key not in roster:
             self._close(
@@ -273,7 +272,7 @@ class ClaimService:
             )
         elif roster and self._trusted and not set(roster) <= set(self._trusted):
             self._close(
-                f"ledger {self._ledger.name!r}: takes entries of keys that this node does not trust; give all nodes "
+                f"ledger {self._ledger.name!r}: accepts entries of keys that this node does not trust; give all nodes "
                 "the same trusted keys"
             )
 
@@ -292,6 +291,6 @@ class ClaimService:
         self._writing.put("", noted)
 
     def _checkpoint_rank(self) -> int:
-        """How many writers come before this one, for what one of all has to do; at most a few."""
+        """How many writers come before this one, for work that one of them has to do; at most a few."""
         writers = sorted(self._following.claims.writers)
         return min(writers.index(self._writing.writer) if self._writing.writer in writers else len(writers), 7)

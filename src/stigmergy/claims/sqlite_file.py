@@ -26,7 +26,7 @@ APPLICATION_ID = 0x5354474C
 """STGL; `file ledger.db` shows it."""
 FORMAT = 1
 BUSY_MS = 5_000
-"""So long a call waits for other processes before it says that the ledger is not available."""
+"""How long a call waits for other processes before the ledger counts as unavailable."""
 BUSY_LOOK_MS = 2
 """How often it polls meanwhile. SQLite's own pauses grow to 100 ms, in which a constant writer gets ahead."""
 CHAIN_BYTES = 16
@@ -49,7 +49,7 @@ CREATE TABLE checkpoint(
 
 
 class LedgerHeader(Struct, frozen=True):
-    """What the table `ledger` says of the log."""
+    """The table `ledger`: where the log begins and ends."""
 
     name: str
     incarnation: int
@@ -60,23 +60,23 @@ class LedgerHeader(Struct, frozen=True):
     chain: bytes
 
     def row(self) -> tuple[Any, ...]:
-        """The row, with a check of itself."""
+        """The row, with its checksum."""
         values = msgspec.structs.astuple(self)
         return (1, *values, _checksum(values))
 
 
 class OpenedFile(Struct):
-    """What opening holds: the ledger takes it over."""
+    """The result of opening; the ledger takes it over."""
 
     path: str
     record: LedgerHeader
     connection: apsw.Connection
     mark: int
-    """The file of the mark, open."""
+    """The open file descriptor of the mark."""
 
 
 def open_file(url: str, name: str) -> OpenedFile:
-    """Opens the file of a ledger, made if it is missing."""
+    """Opens the file of a ledger; makes it if it is missing."""
     path = url.removeprefix(SCHEME)
     if path == url or not path or path.startswith(":"):
         raise ConfigError(f"ledger {url!r}: expected {SCHEME}path/to/ledger.db")
@@ -86,7 +86,7 @@ def open_file(url: str, name: str) -> OpenedFile:
     connection: apsw.Connection | None = None
     try:
         _make_if_missing(path, name)
-        # Before the record is read: it holds at least what was acknowledged when the mark was written.
+        # Before the record is read: that holds at least what was acknowledged when the mark was written.
         mark = open_own(mark_path(path), os.O_RDWR | os.O_CREAT)
         witnessed = read_witness(mark, path)
         connection = _connect(path, apsw.SQLITE_OPEN_READWRITE)
@@ -103,7 +103,7 @@ def open_file(url: str, name: str) -> OpenedFile:
 
 
 def _make_if_missing(path: str, name: str) -> None:
-    """Makes the file under another name and renames it when it is whole; of several that try, one does."""
+    """Makes the file under another name and renames it when it is complete; if several try, one succeeds."""
     files = OsFiles()
     if files.size(path):
         return
@@ -114,7 +114,7 @@ def _make_if_missing(path: str, name: str) -> None:
         found = decode_witness(claim.read(), path)
         if found is not None and found.position > 0:
             raise LedgerCorrupt(
-                f"{path}: the file is gone or empty, but its -mark says that there were entries; {RESTORE}, or remove "
+                f"{path}: the file is gone or empty, but by its -mark there were entries; {RESTORE}, or remove "
                 "the mark to start empty"
             )
         fresh = path + ".new"
@@ -138,7 +138,7 @@ def _make_if_missing(path: str, name: str) -> None:
 
 
 def read_witness(mark: int, path: str) -> AcknowledgedHead | None:
-    """The mark of the ledger. Others may be writing it: what does not check is read again."""
+    """The mark of the ledger. Others may be writing it: if its check fails it is read again."""
     for _ in range(MARK_READS - 1):
         data = os.pread(mark, MARK_BYTES, 0)
         if decode_mark(data) is not None or not any(data):
@@ -148,11 +148,11 @@ def read_witness(mark: int, path: str) -> AcknowledgedHead | None:
 
 
 def decode_witness(data: bytes, path: str) -> AcknowledgedHead | None:
-    """The mark out of its bytes; None for a blank one. Raises LedgerCorrupt."""
+    """Decodes the mark; None for a blank one. Raises LedgerCorrupt."""
     mark = decode_mark(data)
     if mark is None and any(data):
         raise LedgerCorrupt(
-            f"{mark_path(path)}: the mark is damaged, so nobody knows how far the ledger had come; {RESTORE}, or, if "
+            f"{mark_path(path)}: the mark is damaged, so the end of the ledger is unknown; {RESTORE}, or, if "
             "you are sure that the ledger is the newest one, remove the mark"
         )
     return mark
@@ -184,7 +184,7 @@ def _connect(path: str, flags: int) -> apsw.Connection:
 
 
 def _wait_a_little(calls: int) -> bool:
-    """Somebody else has the file: whether to try again, after a pause. Not all with the same one."""
+    """Another process has the file: whether to try again, after a random pause."""
     time.sleep(BUSY_LOOK_MS / 1000 * (1 + calls % 3 / 2))
     return calls * BUSY_LOOK_MS * 1.5 < BUSY_MS
 
@@ -192,7 +192,7 @@ def _wait_a_little(calls: int) -> bool:
 def examine(
     connection: apsw.Connection, path: str, name: str | None, witnessed: AcknowledgedHead | None
 ) -> LedgerHeader:
-    """Refuses what is not ours, of another name, of a later format, or holds less than was acknowledged."""
+    """Refuses a file of another program, name or later format, or with less than was acknowledged."""
     if connection.pragma("application_id") != APPLICATION_ID:
         raise LedgerForeign(f"{path}: a database of another program; name the right file, it was not touched")
     if (version := connection.pragma("user_version")) != FORMAT:
@@ -228,14 +228,14 @@ def link(chain: bytes, position: int, body: bytes) -> bytes:
 
 
 def _checksum(values: tuple[Any, ...]) -> int:
-    """Against flipped bits, not against people: entries that matter are signed."""
+    """Against flipped bits, not against attackers: entries that matter are signed."""
     return int.from_bytes(blake3(msgspec.msgpack.encode(values)).digest(4), "big")
 
 
 def opening_error(error: Exception, path: str) -> LedgerError | ConfigError:
-    """What an error of SQLite or of the system means for who opens the file."""
+    """Translates an error of SQLite or of the system for the caller that opens the file."""
     if isinstance(error, apsw.BusyError | apsw.LockedError):
-        return LedgerUnavailable(f"{path}: others are writing for too long; try again")
+        return LedgerUnavailable(f"{path}: other processes have been writing for too long; try again")
     if isinstance(error, apsw.NotADBError):
         return LedgerForeign(f"{path}: not a ledger ({error}); name the right file, it was not touched")
     if isinstance(error, apsw.CorruptError | apsw.SQLError):
@@ -243,32 +243,32 @@ def opening_error(error: Exception, path: str) -> LedgerError | ConfigError:
     if isinstance(error, apsw.FullError):
         return LedgerUnavailable(f"{path}: no room on the device to open the ledger ({error}); make room")
     if isinstance(error, apsw.CantOpenError | apsw.PermissionsError | apsw.ReadOnlyError | OSError):
-        return ConfigError(f"{path}: cannot be opened for writing ({error}); check that folder and rights are there")
+        return ConfigError(f"{path}: cannot be opened for writing ({error}); check the folder and its permissions")
     return LedgerUnavailable(f"{path}: the device failed while the ledger was opened ({error!r}); check it")
 
 
 # Inspects the file of a ledger without changing anything: whether it is ours, and intact as far as time permits.
 #
-# Beside running nodes it reads in short stretches, so that it delays nobody more than another reader. It leaves an
+# Beside running nodes it reads in short batches, so that it delays nobody more than another reader. It leaves an
 # unfinished transaction of another process alone, which repairs it at its next start, and reports that it cannot
 # inspect the file.
 
 STRETCH_ENTRIES = 500
 APPLICATION_ID_AT, HEADER_BYTES = 68, 72
-"""Where a file of SQLite says whose it is."""
+"""Where a SQLite file has its application id."""
 
 
 class LookedAt(Struct, frozen=True):
-    """What a look found. Whatever is wrong is raised instead."""
+    """The result of an inspection. Problems are raised instead."""
 
     path: str
     name: str
     first: int
     last: int
     checked: int
-    """Entries whose chain was followed."""
+    """Entries whose chain was verified."""
     is_whole: bool
-    """Whether that were all; else the time was over."""
+    """Whether those were all; else the time was over."""
     is_writable: bool
     file_bytes: int
 
@@ -284,7 +284,7 @@ def is_ledger(path: str) -> bool:
 
 
 def inspect_ledger(url: str, name: str | None, within_s: float) -> LookedAt | None:
-    """Looks at the file that a URL names; None if it is not there yet. With a `name` it must be that ledger.
+    """Inspects the file of a URL; None if it does not exist yet. With a `name` it must be that ledger.
 
     Raises LedgerForeign, LedgerCorrupt, LedgerUnavailable or ConfigError, with what to do.
     """
@@ -319,7 +319,7 @@ def _look(path: str, name: str | None, deadline_s: float) -> LookedAt:
 
 
 def _follow(connection: apsw.Connection, path: str, record: LedgerHeader, deadline_s: float) -> tuple[int, bool]:
-    """Follows the chain from entry to entry; how many, and whether to the end."""
+    """Verifies the chain from entry to entry; returns how many, and whether to the end."""
     after, chain, checked = record.first - 1, record.before, 0
     while True:
         connection.execute("BEGIN DEFERRED")

@@ -49,21 +49,21 @@ from stigmergy.journal.identity import AcknowledgedHead, encode_mark
 
 LOOK_S = 0.02
 GAP_S = 0.001
-"""Between two appends of one connection: without it, who appends all the time would keep others from the file."""
+"""Between two appends of one connection: without it, a constant writer would keep others from the file."""
 CUT_COUNT_MAX = 2_000
-"""A cut deletes so many entries per transaction."""
+"""Entries that a cut deletes per transaction."""
 
 T = TypeVar("T")
 
 
 def open_ledger(url: str, name: str) -> SqliteLedger:
-    """Opens `sqlite:path/to/ledger.db`, made if it is missing. Any number of connections, in any number of
+    """Opens `sqlite:path/to/ledger.db`; makes it if it is missing. Any number of connections, in any number of
     processes."""
     return SqliteLedger(open_file(url, name))
 
 
 class SqliteLedger:
-    """The Ledger port on one SQLite file: one connection, with a thread of its own."""
+    """The Ledger port on one SQLite file: one connection, with its own thread."""
 
     def __init__(self, opened: OpenedFile) -> None:
         self._path = opened.path
@@ -79,7 +79,7 @@ class SqliteLedger:
         self._appended_s = 0.0
         self._closed = False
         self._failed = ""
-        # A daemon, because a program that ends without closing its ledger must end; nothing acknowledged is at stake.
+        # A daemon, because a program that ends without closing its ledger must end; acknowledged entries are safe.
         self._thread = threading.Thread(target=self._work, name=f"ledger {opened.path}", daemon=True)
         self._thread.start()
 
@@ -94,8 +94,8 @@ class SqliteLedger:
         bodies = tuple(entries)
         job: _Job = self._begin(lambda: self._append(bodies))
         job.future.add_done_callback(self._appended)
-        # A caller that gives up waiting does not take the entries back: they are written or not, and the next append
-        # waits for it.
+        # A caller that is cancelled does not take the entries back: they are written or not, and the next append waits
+        # for it.
         first: int = await asyncio.shield(job.future)
         return first
 
@@ -107,7 +107,7 @@ class SqliteLedger:
         self._check_open()
         self._loop = asyncio.get_running_loop()
         self._watching.append(heard)
-        self._begin(lambda: None)  # so that the thread looks now and then from here on
+        self._begin(lambda: None)  # wakes the thread, which polls from now on
 
     async def checkpoint(self) -> LedgerCheckpoint | None:
         self._check_open()
@@ -130,7 +130,7 @@ class SqliteLedger:
         self._jobs.put(None)
         await job.future
 
-    # ------------------------------------------------------------------ between the loop and the thread
+    # ------------------------------------------------------------------ between loop and thread
 
     def _begin(self, call: Callable[[], Any]) -> _Job:
         job = _Job(call)
@@ -144,20 +144,20 @@ class SqliteLedger:
     def _appended(self, done: asyncio.Future[Any]) -> None:
         self._appending = False
         if not done.cancelled() and done.exception() is None and not self._closed:
-            self._begin(self._look)  # our own watchers need not wait for the next look
+            self._begin(self._look)  # our own watchers need not wait for the next poll
 
     def _check_open(self) -> None:
         if self._closed:
             raise Bug("the ledger is closed; open it again")
 
-    # ------------------------------------------------------------------ what runs in the thread
+    # ------------------------------------------------------------------ in the thread
 
     def _work(self) -> None:
         while True:
             try:
                 job = self._jobs.get(timeout=LOOK_S if self._watching else None)
             except queue.Empty:
-                with contextlib.suppress(Exception):  # it is a hint; the reader gets the error
+                with contextlib.suppress(Exception):  # only a hint; readers get the error
                     self._look()
                 continue
             if job is None:
@@ -166,14 +166,14 @@ class SqliteLedger:
             del job
 
     def _look(self) -> None:
-        """Tells watchers if the log has grown, by any process."""
+        """Calls watchers if the log has grown, by any process."""
         if self._failed or not self._watching or self._loop is None:
             return
         with self._translating(), self._transaction("DEFERRED"):
             last = self._record().last
         if last > self._told:
             self._told = last
-            with contextlib.suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._tell, last)
 
     def _tell(self, last: int) -> None:
@@ -193,7 +193,7 @@ class SqliteLedger:
             last = record.last + len(bodies)
             self._put_record(msgspec.structs.replace(record, last=last, chain=chain))
         self._appended_s = time.monotonic()
-        with contextlib.suppress(OSError):  # an old mark is still true
+        with contextlib.suppress(OSError):  # an old mark is still valid
             os.pwrite(self._mark, encode_mark(AcknowledgedHead(self._incarnation, 0, last, os.getpid())), 0)
         return record.last + 1
 
@@ -241,7 +241,7 @@ class SqliteLedger:
                 self._connection.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", row)
 
     def _cut(self, upto: int) -> None:
-        """In several transactions: if it is cut short, the log simply begins earlier than it could."""
+        """In several transactions: an interrupted cut only leaves the log longer than it could be."""
         while True:
             with self._translating(), self._transaction("IMMEDIATE"):
                 record = self._record()
@@ -285,7 +285,7 @@ class SqliteLedger:
 
     @contextlib.contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
-        """All or nothing. What fails before the commit was not written; a commit that fails may have been."""
+        """All or nothing. An error before the commit means nothing was written; after a failed commit it is unknown."""
         connection = self._connection
         connection.execute(f"BEGIN {kind}")
         try:
@@ -303,7 +303,9 @@ class SqliteLedger:
         try:
             yield
         except (apsw.BusyError, apsw.LockedError) as error:
-            raise LedgerUnavailable(f"{self._path}: others are writing for too long; try again") from error
+            raise LedgerUnavailable(
+                f"{self._path}: other processes have been writing for too long; try again"
+            ) from error
         except apsw.FullError as error:
             raise LedgerUnavailable(f"{self._path}: no room on the device, nothing was written; make room") from error
         except (apsw.CorruptError, apsw.NotADBError) as error:
@@ -313,8 +315,8 @@ class SqliteLedger:
             raise LedgerUnknown(self._failed) from error
 
     def _why_failed(self, error: apsw.Error) -> str:
-        """What happened and what to do, for everybody who calls from now on. Whether the file is still in its place is
-        looked at now: later it may be back, and this connection is of no use all the same."""
+        """What happened and what to do, for all later calls. Checks now whether the file is still in its place: it
+        may be back later, and this connection is unusable all the same."""
         found = self._inode
         with contextlib.suppress(OSError):
             found = OsFiles().inode(self._path)
@@ -324,7 +326,7 @@ class SqliteLedger:
             what, remedy = "another file was put in its place while the ledger was open", "put the right file back"
         else:
             what, remedy = f"a call failed half way ({error!r})", "check the device"
-        return f"{self._path}: {what}; this connection asks and reads no more: {remedy} and start the node again"
+        return f"{self._path}: {what}; this connection is closed: {remedy} and start the node again"
 
 
 class _Job:
@@ -345,7 +347,7 @@ class _Job:
             result = self._call()
         except BaseException as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # the program gave up waiting, and its loop is closed
+        with contextlib.suppress(RuntimeError):  # the caller has gone, and its loop is closed
             self._loop.call_soon_threadsafe(self._settle, result, failure)
 
     def _settle(self, result: Any, failure: BaseException | None) -> None:
@@ -355,4 +357,4 @@ class _Job:
             self.future.set_result(result)
         else:
             self.future.set_exception(failure)
-            self.future.exception()  # mark it as seen: the waiter may have been cancelled
+            self.future.exception()  # mark it as retrieved: the waiter may have been cancelled

@@ -1,7 +1,7 @@
 """The state of a ledger's fold: who holds what, who is offered it, who waits, and how far each writer is.
 
 Values never change in place; equal histories give equal values with equal bytes. Only held, offered or awaited
-resources take space: a resource that nobody wants is not there.
+resources use memory.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from immutables import Map
 from msgspec import Struct
 
 QUEUE_COUNT_MAX = 32
-"""Claimants that may wait for one resource. One more is refused at once, and told why."""
+"""Claimants that may wait for one resource. A further one is refused at once, with the reason."""
 RESOURCES_COUNT_MAX = 100_000
-"""Resources that are held or waited for. A claim on one more is refused."""
+"""Resources that are held or waited for. A claim on a further one is refused."""
 WRITERS_COUNT_MAX = 10_000
-"""Writers whose last number is remembered. Of more, those that wrote longest ago are forgotten: a repetition of theirs
-would count once more, which can block a resource until its lease is over, and grant nothing to anybody who believes
-it."""
+"""Writers whose last number is remembered. Beyond it those that wrote longest ago are forgotten: a repetition of theirs
+would count once more, which can block a resource until its lease is over, but no agent would believe to hold it."""
 
 
 class Grant(Struct, array_like=True, frozen=True):
-    """Somebody holds it."""
+    """A holder and its lease."""
 
     claimant: bytes
     token: int
@@ -30,35 +29,35 @@ class Grant(Struct, array_like=True, frozen=True):
     for_ms: int
     life: int
     sequence: int
-    """Of the entry that began the lease. The holder counts from before it sent this very one, or not at all."""
+    """Of the entry that began the lease. The holder counts from before it sent exactly this one."""
 
 
 class Offer(Struct, array_like=True, frozen=True):
-    """The first of the queue may take it."""
+    """The first in the queue may accept it."""
 
     claimant: bytes
     position: int
-    """Of the entry that made it free."""
+    """Of the entry that freed it."""
 
 
 class Waiter(Struct, array_like=True, frozen=True):
-    """Somebody in the queue."""
+    """A claimant in the queue."""
 
     claimant: bytes
     for_ms: int
 
 
 class Resource(Struct, array_like=True, frozen=True):
-    """One resource that somebody wants. If nobody holds it, somebody is offered it."""
+    """A resource that somebody wants. If nobody holds it, somebody is offered it."""
 
     grant: Grant | None
     offer: Offer | None
     queue: tuple[Waiter, ...]
-    """Who waits behind the holder, or behind the one that it is offered to."""
+    """Who waits after the holder, or after the claimant that is offered it."""
 
 
 class WriterMark(Struct, array_like=True, frozen=True):
-    """How far a writer has come."""
+    """How far a writer is."""
 
     life: int
     sequence: int
@@ -67,14 +66,14 @@ class WriterMark(Struct, array_like=True, frozen=True):
 
 
 class Counts(Struct, array_like=True, frozen=True):
-    """What became of the entries, the same for every reader."""
+    """Outcomes of the entries, the same for every reader."""
 
     folded: int = 0
     malformed: int = 0
     unknown: int = 0
     """Of a later format."""
     forged: int = 0
-    """The signature is not of the key that it names."""
+    """The signature is not by the key that it names."""
     strangers: int = 0
     """Signed by a key that may not write."""
     repeated: int = 0
@@ -92,20 +91,19 @@ FREE = Resource(None, None, ())
 
 
 class Claims(Struct, frozen=True):
-    """The state of the fold: everything there is to know of a ledger up to a position."""
+    """The state of the fold: everything about a ledger up to a position."""
 
     position: int = 0
     resources: Map[str, Resource] = Map()
     writers: Map[bytes, WriterMark] = Map()
     roster: tuple[bytes, ...] = ()
-    """The keys that may write, sorted; empty as long as anybody may."""
+    """The keys that may write, sorted; empty while anybody may."""
     counts: Counts = Counts()
     pools: Map[bytes, tuple[str, ...]] = Map()
-    """Of claimants that wait for any of several resources: in whose lines they are. Nobody of them holds or is offered
+    """Claimants that wait for any of several resources, and the queues they are in. None of them holds or is offered
     one of these."""
 
     def resource(self, name: str) -> Resource:
-        """What is known of a resource."""
         return self.resources.get(name, FREE)
 
     def holds(self, name: str, claimant: bytes) -> Grant | None:
@@ -123,12 +121,12 @@ class Claims(Struct, frozen=True):
         return any(waiter.claimant == claimant for waiter in self.resource(name).queue)
 
     def place(self, name: str, claimant: bytes) -> int:
-        """The place of this claimant in the line of a resource, counted from 1; 0 if it is not in it."""
+        """The place of this claimant in the queue of a resource, counted from 1; 0 if it is not in it."""
         waiting = [waiter.claimant for waiter in self.resource(name).queue]
         return waiting.index(claimant) + 1 if claimant in waiting else 0
 
     def has_seen(self, writer: bytes, life: int, sequence: int) -> bool:
-        """Whether this entry of a writer, or a later one, is among those that were folded: it cannot come any more."""
+        """Whether this entry of a writer, or a later one, was folded: then it cannot come any more."""
         mark = self.writers.get(writer)
         return mark is not None and (mark.life, mark.sequence) >= (life, sequence)
 
@@ -147,26 +145,26 @@ class Claims(Struct, frozen=True):
 MILLISECOND_NS = 1_000_000
 DRIFT_PPM_MAX = 1_000
 """How far a monotonic clock may be from true time, in microseconds per second. Crystals stay below 100, rubidium far
-below; a device whose clock is worse must not claim."""
+below; a device with a worse clock must not claim."""
 MARGIN_MS = 100
-"""On top, for the resolution of timers: a holder looks at its clock before each step, and not during one."""
+"""Added for the resolution of timers: a holder checks its clock before each step, and not during one."""
 OFFER_MS = 2_000
-"""How long an offer stands before observers may pass it on to the next in the queue."""
+"""How long an offer is valid before observers may pass it on to the next in the queue."""
 _MILLION = 1_000_000
 
 
 def lease_end_ns(sent_ns: int, for_ms: int) -> int:
-    """When a holder that sent its move at this time of its clock holds no more."""
+    """When a lease ends for a holder that sent its move at this time of its clock."""
     return sent_ns + for_ms * MILLISECOND_NS
 
 
 def expiry_ns(seen_ns: int, for_ms: int, drift_ppm: int = DRIFT_PPM_MAX, margin_ms: int = MARGIN_MS) -> int:
-    """From when on an observer that saw a grant at this time of its own clock may say that it is over."""
+    """When an observer that saw a grant at this time of its own clock may report that it is over."""
     for_ns = for_ms * MILLISECOND_NS
     counted_ns = -(-for_ns * (_MILLION + drift_ppm) // (_MILLION - drift_ppm))
     return seen_ns + counted_ns + margin_ms * MILLISECOND_NS
 
 
 def renewal_ns(sent_ns: int, for_ms: int) -> int:
-    """When a holder that wants to keep it renews: a third of the lease has passed, two thirds are left for trying."""
+    """When a holder renews: after a third of the lease, which leaves two thirds for retries."""
     return sent_ns + for_ms * MILLISECOND_NS // 3

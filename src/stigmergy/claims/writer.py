@@ -33,11 +33,11 @@ class Pauses:
         self._pause_s = PAUSE_S_MIN
 
     def reset(self) -> None:
-        """It went well."""
+        """After a success."""
         self._pause_s = PAUSE_S_MIN
 
     async def wait(self, resolved: asyncio.Event | None = None) -> None:
-        """Waits, or until there is nothing more to wait for."""
+        """Waits, at most until `resolved` is set."""
         pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, PAUSE_S_MAX)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
@@ -46,15 +46,15 @@ class Pauses:
 
 BATCH_COUNT_MAX = 256
 LINE_COUNT_MAX = 10_000
-"""Moves that may wait for the ledger. Of what comes then, questions are refused; the rest is left to observers."""
+"""Moves that may wait for the ledger. Beyond it requests are refused; other moves are left to observers."""
 
 
 class ClaimWriterCounters(Struct):
-    """What became of a node's moves."""
+    """What happened to a node's moves."""
 
     moves_written: int = 0
     moves_refused: int = 0
-    """Without room in the line."""
+    """Without room in the queue."""
     appends: int = 0
     appends_refused: int = 0
     appends_unknown: int = 0
@@ -84,7 +84,7 @@ class ClaimWriter:
         self.next_number = 1
         self._line: OrderedDict[int, tuple[str, Move]] = OrderedDict()
         self._doubtful = 0
-        """So many of the first moves were sent, and nobody knows what became of them."""
+        """How many of the first moves were sent with an unknown outcome."""
         self._bell = asyncio.Event()
         self._resolved = asyncio.Event()
         self.last_error: LedgerError | None = None
@@ -92,16 +92,16 @@ class ClaimWriter:
 
     @property
     def waiting(self) -> int:
-        """How many moves are not known to be written."""
+        """The number of moves that are not known to be written."""
         return len(self._line)
 
     @property
     def has_room(self) -> bool:
-        """Whether another move would be taken."""
+        """Whether another move would be accepted."""
         return len(self._line) < LINE_COUNT_MAX
 
     def put(self, claimant: str, move: Move) -> bool:
-        """Takes a move under `next_number`; False if there is no room."""
+        """Queues a move with the number `next_number`; False if there is no room."""
         if not self.has_room:
             self.counters.moves_refused += 1
             return False
@@ -115,7 +115,7 @@ class ClaimWriter:
         return number > self.attempted and self._line.pop(number, None) is not None
 
     def seen(self, life: int, sequence: int) -> None:
-        """The log has shown our entries up to this one: what was in doubt is written."""
+        """The log has our entries up to this one: those with an unknown outcome are written."""
         if life != self.life:
             return
         while self._doubtful and next(iter(self._line)) <= sequence:
@@ -125,7 +125,7 @@ class ClaimWriter:
             self._resolved.set()
 
     async def run(self) -> None:
-        """Sends what waits, as long as it is not cancelled. Ends with an error that does not mend itself."""
+        """Sends queued moves until cancelled. Ends with an error that does not go away by itself."""
         pauses = Pauses()
         while True:
             if not self._line:
@@ -143,10 +143,10 @@ class ClaimWriter:
                 pauses.reset()
 
     async def _send(self) -> None:
-        """One append: the batch in doubt again, or the next one."""
+        """One append: the batch with the unknown outcome again, or the next one."""
         numbers = list(islice(self._line, self._doubtful or BATCH_COUNT_MAX))
         if not self._doubtful:
-            # None of these was ever written, so that their leases may count from this very moment.
+            # None of these was ever written, so their leases may count from now.
             self._resent(range(numbers[0], numbers[-1] + 1), self._monotonic_ns())
         entries = self._records(numbers)
         before, self.attempted = self.attempted, max(self.attempted, numbers[-1])

@@ -1,1 +1,1 @@
-"""Who is in the fleet when no broker says so: SWIM, and the meshes that carry its datagrams."""
+"""Membership without a broker: SWIM, and the meshes that carry its datagrams."""

@@ -2,10 +2,10 @@
 
     delivery/north/mesh/gateway/drone-7        to gateway, from drone-7
 
-The topic says who speaks and the payload is the body: a broker that authenticates its clients can prevent that one
-speaks for another. Bodies get the quality of the bus, which is more than a mesh needs: a broker may hold a datagram for
-an absent node and deliver it late. While the link is down everything is dropped. The bus belongs to the caller; this
-neither opens nor closes it.
+The topic names the sender and the payload is the body: a broker that authenticates its clients can prevent a node from
+sending in the name of another. Bodies get the quality of the bus, which is more than a mesh needs: a broker may hold a
+datagram for an absent node and deliver it late. While the link is down everything is dropped. The bus belongs to the
+caller; this neither opens nor closes it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from stigmergy.membership.mesh import Hear, MeshCounters, check_datagram, is_nod
 
 MESH = "mesh"
 BYTES_MAX = 64 * 1024
-"""The longest body: far below what brokers take, so that one node's state does not hold up everybody's events."""
+"""The longest body: far below what brokers accept, so that one node's state does not delay everybody's events."""
 FLIGHTS_COUNT_MAX = 64
-"""Datagrams given to the bus that the broker has not confirmed; what is sent meanwhile waits."""
+"""Datagrams given to the bus that the broker has not confirmed; further ones wait."""
 WAITING_COUNT_MAX = 1_024
-"""Datagrams that wait. One more, and the oldest is dropped."""
+"""Waiting datagrams. Beyond it the oldest is dropped."""
 
 
 def topic_of(topics: Topics, to: str, sender: str) -> str:
-    """Where a datagram from one node to another is published."""
+    """The topic of a datagram from one node to another."""
     return f"{topics.root}/{MESH}/{escape(to)}/{escape(sender)}"
 
 
 def pattern_of(topics: Topics, node: str) -> str:
-    """What a node subscribes to."""
+    """The pattern that a node subscribes to."""
     return f"{topics.root}/{MESH}/{escape(node)}/+"
 
 
@@ -57,7 +57,7 @@ class BusMesh:
         self._flights_begun_count = 0
 
     async def open(self, hear: Hear) -> None:
-        """Subscribes. What comes is heard whenever the link is up."""
+        """Subscribes. Datagrams arrive whenever the link is up."""
         if self._was_opened:
             raise Bug(f"the mesh of {self.node} was opened before; make another one")
         self._was_opened = True
@@ -65,7 +65,7 @@ class BusMesh:
         await self._bus.subscribe(pattern_of(self._topics, self.node), self._heard)
 
     def send_nowait(self, to: str, body: bytes) -> None:
-        """Publishes to the node's topic, at once if few are under way."""
+        """Publishes to the node's topic, at once if few are in flight."""
         check_datagram(to, body, self.bytes_max)
         if self._hear is None or to == self.node or not self._bus.is_up:
             self.counters.dropped_count += 1
@@ -82,7 +82,7 @@ class BusMesh:
         """Does nothing: on a bus a name is enough."""
 
     async def close(self) -> None:
-        """Hears and sends nothing more; the subscription ends with the bus."""
+        """Receives and sends nothing more; the subscription ends with the bus."""
         self._was_opened = True
         self._hear = None
         self.counters.dropped_count += len(self._waiting)
@@ -91,7 +91,7 @@ class BusMesh:
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
-        self._flights.clear()  # one that was cancelled before it began has not taken itself out
+        self._flights.clear()  # a task that was cancelled before it began has not removed itself
 
     def _launch(self, to: str, body: bytes) -> None:
         self.counters.sent_count += 1
@@ -104,7 +104,7 @@ class BusMesh:
         try:
             await self._bus.publish(BusMessage(topic_of(self._topics, to, self.node), body))
         except LinkDown:
-            pass  # A mesh may lose anything, and whether this is lost nobody knows.
+            pass  # a mesh may lose anything
         except Exception as error:
             self._report(f"mesh of {self.node}: a datagram to {to} could not be published", error)
         finally:
@@ -120,7 +120,7 @@ class BusMesh:
                 self.counters.dropped_count += 1
 
     async def _heard(self, message: BusMessage) -> None:
-        """Never raises: what is raised here would come again, and the newest says most."""
+        """Never raises: the bus would redeliver the datagram, and newer ones say more."""
         if self._hear is None:
             return
         try:
@@ -135,7 +135,7 @@ class BusMesh:
         try:
             self._hear(sender, message.payload)
         except Exception as error:
-            self._report(f"mesh of {self.node}: a datagram from {sender} could not be heard", error)
+            self._report(f"mesh of {self.node}: a datagram from {sender} could not be handled", error)
 
     def _report(self, message: str, error: Exception) -> None:
         context: dict[str, Any] = {"message": message, "exception": error}

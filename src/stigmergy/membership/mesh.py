@@ -16,23 +16,23 @@ from msgspec import Struct
 from stigmergy.base.errors import Bug, Malformed, TooLarge
 
 BYTES_MIN = 1000
-"""Every mesh carries bodies of so many bytes."""
+"""Every mesh carries bodies of at least this size."""
 PACKET_BYTES = 1024
-"""What fits into one packet of IPv6 on any path, with names and a seal: the usual size of meshes on a network."""
+"""Fits into one IPv6 packet on any path, with names and a seal: the usual size of meshes on a network."""
 NODE_NAME_BYTES_MAX = 64
 CONTACT_BYTES_MAX = 128
 _NODE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 Hear = Callable[[str, bytes], None]
-"""Takes what came: the name of its sender, as the datagram has it, and the body. Called on the event loop.
+"""Receives a datagram: the name of its sender, as the datagram has it, and the body. Called on the event loop.
 
-It must not wait, and it may send. Never called from within `send_nowait`. What it raises is our own bug: the loop's
-exception handler is told, the datagram is gone, and the mesh goes on.
+It must not wait, and it may send. Never called from within `send_nowait`. An exception in it is a bug of ours: it goes
+to the loop's exception handler, the datagram is lost, and the mesh goes on.
 """
 
 
 class MeshCounters(Struct):
-    """What went through a mesh since it was made. Bytes are those of bodies."""
+    """Traffic of a mesh since it was made. Bytes are those of bodies."""
 
     sent_count: int = 0
     sent_bytes: int = 0
@@ -40,28 +40,28 @@ class MeshCounters(Struct):
     """Given to `hear`."""
     received_bytes: int = 0
     dropped_count: int = 0
-    """Asked to send and not sent: no way to the node is known, the link is down, it is not open."""
+    """Not sent: no address of the node is known, the link is down, or the mesh is not open."""
     overflowed_count: int = 0
-    """Asked to send and not sent, because a queue was full: the oldest had to go."""
+    """Not sent, because a queue was full: the oldest was dropped."""
     refused_count: int = 0
-    """Arrived and not given to `hear`: not a datagram of ours, not for us, too large, or not from whom it says."""
+    """Arrived and not given to `hear`: not our datagram, not for us, too large, or not from its claimed sender."""
 
 
 class Mesh(Protocol):
-    """This node's way to the others.
+    """Sends datagrams to other nodes and receives theirs.
 
-    Ordering: none. What is sent later may arrive earlier, also between the same two nodes.
+    Ordering: none. A later datagram may arrive earlier, also between the same two nodes.
     Loss: any datagram may be lost, and nobody is told. One that cannot be sent is dropped and counted.
-    Duplication: any datagram may arrive more than once, and also long after it was sent, or after its sender restarted
+    Duplication: any datagram may arrive more than once, also long after it was sent, or after its sender restarted
         under the same name.
-    Integrity: a body arrives whole or not at all. Beyond that a mesh promises nothing: bytes may be damaged and names
-        forged, unless the adapter says otherwise. What matters is signed, or checked by its reader.
+    Integrity: a body arrives complete or not at all. Beyond that a mesh promises nothing: bytes may be damaged and
+        names forged, unless the adapter says otherwise. Readers check or verify what matters.
     Size: bodies of 0 to `bytes_max` bytes, which is BYTES_MIN or more.
     Concurrency: one event loop. `send_nowait` may be called from anywhere on it, from within `hear` too.
-    Bounds: what cannot leave at once waits in a short queue; when that is full, the oldest is dropped and counted:
-        in gossip the newest says most.
-    Errors: TooLarge and Malformed from `send_nowait`, for what could never be sent: mend the caller. ConfigError from
-        `open` when the node's own place cannot be had; Bug when it is opened twice. Nothing else is raised, whatever
+    Bounds: datagrams that cannot leave at once wait in a short queue; when that is full, the oldest is dropped and
+        counted: in gossip the newest says most.
+    Errors: TooLarge and Malformed from `send_nowait`, for what could never be sent: fix the caller. ConfigError from
+        `open` if the node's own address is not available; Bug if it is opened twice. Nothing else is raised, whatever
         the network does.
     """
 
@@ -72,41 +72,39 @@ class Mesh(Protocol):
 
     @property
     def bytes_max(self) -> int:
-        """The longest body. It is the same for as long as the mesh lives."""
+        """The longest body. It does not change."""
         ...
 
     @property
     def contact(self) -> str:
-        """How others reach this node, for them to hand on; known once the mesh is open.
+        """The address that others pass on to reach this node; known once the mesh is open.
 
-        At most CONTACT_BYTES_MAX bytes. Empty where a name is enough.
+        At most CONTACT_BYTES_MAX bytes. Empty if a name is enough.
         """
         ...
 
     @property
-    def counters(self) -> MeshCounters:
-        """What went through; for people."""
-        ...
+    def counters(self) -> MeshCounters: ...
 
     async def open(self, hear: Hear) -> None:
-        """Begins to listen. Once in the life of a mesh; when it returns, what is sent to this node may be heard."""
+        """Starts listening. Call it once; when it returns, datagrams to this node may arrive."""
         ...
 
     def send_nowait(self, to: str, body: bytes) -> None:
-        """Sends a datagram and forgets it. To itself, to strangers, or while not open: dropped and counted."""
+        """Sends a datagram and forgets it. To itself, to unknown nodes, or while not open: dropped and counted."""
         ...
 
     def introduce(self, node: str, contact: str) -> None:
-        """Says how a node can be reached, as heard from others. A hint, which a mesh that needs none ignores."""
+        """Tells how a node can be reached, as heard from others. A hint; a mesh may ignore it."""
         ...
 
     async def close(self) -> None:
-        """Ends it. What waits to be sent may be lost; `hear` is not called any more. Closing twice does nothing."""
+        """Closes the mesh. Waiting datagrams may be lost; `hear` is not called any more. Closing twice does nothing."""
         ...
 
 
 def is_node_name(name: object) -> bool:
-    """Whether a node may be called so."""
+    """Whether this is a valid name of a node."""
     return isinstance(name, str) and _NODE_NAME.fullmatch(name) is not None
 
 
@@ -115,7 +113,7 @@ def check_datagram(to: str, body: bytes, bytes_max: int) -> None:
     if _NODE_NAME.fullmatch(to) is None:
         raise Malformed(f"no node can be called {to!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
     if len(body) > bytes_max:
-        raise TooLarge(f"a datagram of {len(body)} bytes to {to}, at most {bytes_max}; say less, or in several")
+        raise TooLarge(f"a datagram of {len(body)} bytes to {to}, at most {bytes_max}; send less, or several")
 
 
 # A mesh without peers: for a node without a bus or a mesh, whose own agents still share fields.
@@ -124,7 +122,7 @@ BYTES_MAX = 64 * 1024
 
 
 class NullMesh:
-    """The Mesh port of a node that has no way to others. Whatever is sent is dropped and counted."""
+    """The Mesh port of a node without peers. Everything sent is dropped and counted."""
 
     contact = ""
 
@@ -134,21 +132,21 @@ class NullMesh:
         self.counters = MeshCounters()
 
     async def open(self, hear: Hear) -> None:
-        """There is nothing to listen to."""
+        """Nothing to listen to."""
 
     def send_nowait(self, to: str, body: bytes) -> None:
-        """Nobody is there."""
+        """Drops and counts it."""
         check_datagram(to, body, self.bytes_max)
         self.counters.dropped_count += 1
 
     def introduce(self, node: str, contact: str) -> None:
-        """Nobody can be reached."""
+        """Does nothing."""
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing."""
 
 
-# Several users of one mesh: a byte before each body says whose it is. Membership and anti-entropy share one this way.
+# Several users of one mesh: a byte before each body is the channel. Membership and anti-entropy share one this way.
 #
 #     channels = MeshChannels(mesh)
 #     membership = Membership(channels.channel(MEMBERSHIP), …)      # each channel is a Mesh
@@ -158,11 +156,11 @@ class NullMesh:
 MEMBERSHIP = 1
 REPLICAS = 2
 CHANNELS_MAX = 16
-"""Channels have numbers from 0 to one less than this."""
+"""Channels are numbered from 0 to one less than this."""
 
 
 class MeshChannels:
-    """A mesh, and who hears what on it. The first channel that is opened opens the mesh."""
+    """A mesh and its channels. The first channel that is opened opens the mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
         if mesh.bytes_max <= BYTES_MIN:
@@ -205,7 +203,7 @@ class MeshChannels:
 
 
 class ChannelMesh:
-    """One channel: the Mesh port, a byte smaller than the mesh below. What waits to be sent is counted down there."""
+    """One channel: the Mesh port, a byte smaller than the mesh below, which also counts waiting datagrams."""
 
     def __init__(self, channels: MeshChannels, number: int) -> None:
         self.number = number
@@ -219,11 +217,11 @@ class ChannelMesh:
 
     @property
     def contact(self) -> str:
-        """How others reach this node."""
+        """The mesh's contact."""
         return self._channels.mesh.contact
 
     async def open(self, hear: Hear) -> None:
-        """Begins to hear what is sent on this channel."""
+        """Starts receiving on this channel."""
         if self._was_opened:
             raise Bug(f"channel {self.number} of {self.node} was opened before; make another one")
         self._was_opened = True
@@ -247,11 +245,11 @@ class ChannelMesh:
             self.counters.sent_bytes += len(body)
 
     def introduce(self, node: str, contact: str) -> None:
-        """Hands the hint down."""
+        """Passes the hint to the mesh."""
         self._channels.mesh.introduce(node, contact)
 
     async def close(self) -> None:
-        """Hears nothing more. The mesh below stays open for the others."""
+        """Receives nothing more. The mesh stays open for the other channels."""
         self._was_opened = True
         self._hear = None
         self._channels._leave(self)

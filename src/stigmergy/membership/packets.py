@@ -2,7 +2,7 @@
 
 Every packet names the run of its sender and carries what its sender knows about some members. It ends with a check,
 keyed with the fleet's name: a packet that was damaged, is of another fleet, or is not exactly a packet raises
-Malformed. The check is no secret; a mesh with a key keeps strangers out.
+Malformed. The check is not secret; use a mesh with a key to keep strangers out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RUN_BYTES = 8
 CHECK_BYTES = 8
 """At the end of a packet."""
 ABOUT_BYTES_MAX = 256
-"""What a node says of itself beside its name: its kinds, for example. What it means is not this module's business."""
+"""A node's description of itself beside its name, such as its kinds. This module does not interpret it."""
 CONTACT_CHARS_MAX = 128
 INCARNATION_MAX = 2**62
 SEQUENCE_MAX = 2**32
@@ -31,14 +31,14 @@ DIGEST_BYTES = 4
 DIGESTS_BYTES = BUCKETS_COUNT * DIGEST_BYTES
 UPDATES_COUNT_MAX = 512
 UPDATE_BYTES_MIN = 18
-"""The shortest there is: no need to look for one that fits into less."""
+"""The size of the shortest update: do not search for one that fits into less."""
 PACKET_BYTES_MAX = 64 * 1024
 _FLEET_CONTEXT = "stigmergy 2026 membership of a fleet"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 class MemberStatus(IntEnum):
-    """What is known of a member, from the weakest word to the strongest about the same incarnation."""
+    """The status of a member, from the weakest to the strongest claim about the same incarnation."""
 
     ALIVE = 0
     SUSPECT = 1
@@ -47,38 +47,38 @@ class MemberStatus(IntEnum):
 
 
 class PacketKind(IntEnum):
-    """What a packet asks for or answers."""
+    """What a packet asks or answers."""
 
     PING = 0
-    """Are you there? Answered with ACK."""
+    """Are you alive? Answered with ACK."""
     ACK = 1
     """I am; or, from a helper, `subject` is."""
     PING_REQ = 2
-    """Please ask `subject` whether it is there, and tell me if it is."""
+    """Ping `subject` for me, and tell me if it answers."""
     SYNC = 3
-    """This is the digest of whom I know; tell me where yours differs, and yours."""
+    """The digest of the members I know; tell me where yours differs, and send yours."""
     SYNC_BACK = 4
-    """The answer's own digest, so that the other can tell what it knows better."""
+    """The answer's own digest, so that the other side can see what it knows better."""
     STATE = 5
-    """What I know of some members; nothing is asked."""
+    """What I know of some members; no answer expected."""
 
 
 class SwimUpdate(Struct, frozen=True, array_like=True):
-    """What is known of one member. The higher (incarnation, status, run) is the later truth."""
+    """The state of one member. The higher (incarnation, status, run) is newer."""
 
     node: str
     incarnation: int
-    """Only the member itself makes it larger: to say that it is alive after all."""
+    """Only the member itself raises it: to refute a suspicion."""
     status: int
     run: bytes
-    """Another one each time that the node starts."""
+    """Another one at each start of the node."""
     contact: str = ""
-    """How its mesh is reached, where a name is not enough; with ALIVE only."""
+    """The address of its mesh, if a name is not enough; with ALIVE only."""
     about: bytes = b""
 
     @property
     def rank(self) -> tuple[int, int, bytes]:
-        """What decides which of two updates about a node holds."""
+        """Decides which of two updates about a node is newer."""
         return self.incarnation, self.status, self.run
 
 
@@ -93,9 +93,9 @@ class SwimPacket(Struct, frozen=True, array_like=True):
     sequence: int
     """Of a PING or PING_REQ, and of the ACK that answers it."""
     subject: str
-    """The member that a PING_REQ or the ACK of a helper is about; empty otherwise."""
+    """The member that a PING_REQ or the ACK of a helper is about; else empty."""
     digests: bytes
-    """Of SYNC and SYNC_BACK: 4 bytes for each of 64 buckets of members; empty otherwise."""
+    """Of SYNC and SYNC_BACK: 4 bytes for each of 64 buckets of members; else empty."""
     updates: tuple[SwimUpdate, ...]
 
 
@@ -104,24 +104,23 @@ _decoder = msgspec.msgpack.Decoder(SwimPacket)
 
 
 def fleet_key(fleet: str) -> bytes:
-    """What the checks of this fleet's packets are keyed with."""
+    """The key of the checks of this fleet's packets."""
     return blake3(fleet.encode(), derive_key_context=_FLEET_CONTEXT).digest()
 
 
 def write_packet(packet: SwimPacket, key: bytes) -> bytes:
-    """The bytes of a packet."""
     plain = _encoder.encode(packet)
     return plain + blake3(plain, key=key).digest(CHECK_BYTES)
 
 
 def update_bytes(update: SwimUpdate) -> int:
-    """How much of a packet an update takes."""
+    """The size of an update in a packet."""
     return len(_encoder.encode(update))
 
 
 def fitting(packet: SwimPacket, updates: Sequence[SwimUpdate], bytes_max: int) -> SwimPacket:
-    """The packet with as many of these updates, from the first on, as fit; one that is too long is passed over."""
-    room = bytes_max - CHECK_BYTES - len(_encoder.encode(packet)) - 2  # the count of many updates takes two more
+    """The packet with as many of these updates, from the first on, as fit; one that is too long is skipped."""
+    room = bytes_max - CHECK_BYTES - len(_encoder.encode(packet)) - 2  # the count of many updates takes two more bytes
     taken: list[SwimUpdate] = []
     for update in updates:
         if room < UPDATE_BYTES_MIN:
@@ -134,7 +133,7 @@ def fitting(packet: SwimPacket, updates: Sequence[SwimUpdate], bytes_max: int) -
 
 
 def read_packet(body: bytes, key: bytes) -> SwimPacket:
-    """The packet. Raises Malformed."""
+    """Raises Malformed."""
     if len(body) > PACKET_BYTES_MAX:
         raise Malformed(f"a packet of {len(body)} bytes, at most {PACKET_BYTES_MAX}")
     plain, check = body[:-CHECK_BYTES], body[-CHECK_BYTES:]
@@ -159,7 +158,7 @@ def read_packet(body: bytes, key: bytes) -> SwimPacket:
         and all(map(_is_in_order, packet.updates))
     )
     if not in_order or (packet.kind == PacketKind.PING_REQ and not packet.subject):
-        raise Malformed("a packet of membership with a field that is not what it must be")
+        raise Malformed("a packet of membership with an invalid field")
     return packet
 
 
@@ -174,39 +173,39 @@ def _is_in_order(update: SwimUpdate) -> bool:
     )
 
 
-# The known members: for every name the update of the highest rank. Pure.
+# The known members: for every name the update with the highest rank. Pure.
 #
 # Ranks are totally ordered and the highest one stays, so the order, repetition and source of updates do not matter:
-# tables that have taken the same updates are equal. Members that are gone stay for a while, so that older updates are
-# recognised as old, and so that somebody probes them again when a partition may have healed. A member that was never
-# known is not remembered as gone.
+# tables that received the same updates are equal. Members that are gone stay for a while, so that older updates are
+# recognised as old, and so that somebody probes them again when a partition may have healed. A node that was never a
+# member is not remembered as gone.
 
 MEMBERS_COUNT_MAX = 4_096
-"""Members that are present, ourselves included. One more is not taken, and that is counted."""
+"""Present members, ourselves included. Further ones are refused and counted."""
 GONE_COUNT_MAX = 4_096
-"""Members that are gone and remembered. One more, and the one that went first is forgotten."""
+"""Remembered members that are gone. Beyond it the one that left first is forgotten."""
 
 
 class MemberTable:
-    """All that is known."""
+    """All known members."""
 
     def __init__(self, *, members_count_max: int = MEMBERS_COUNT_MAX, gone_count_max: int = GONE_COUNT_MAX) -> None:
         self._members_count_max = members_count_max
         self._gone_count_max = gone_count_max
         self._present: dict[str, SwimUpdate] = {}
         self._gone: dict[str, tuple[SwimUpdate, int]] = {}
-        """With when it went, oldest first."""
+        """With the time it left, oldest first."""
         self._buckets: list[dict[str, None]] = [{} for _ in range(BUCKETS_COUNT)]
         self._digests = [0] * BUCKETS_COUNT
         self.full_count = 0
-        """Members that were not taken because there were too many."""
+        """Members that were refused because there were too many."""
 
     def get(self, node: str) -> SwimUpdate | None:
-        """What is known of a node, present or gone."""
+        """The update about a node, present or gone."""
         return self[node] if node in self._present or node in self._gone else None
 
     def __getitem__(self, node: str) -> SwimUpdate:
-        """What is known of a node that is known; KeyError otherwise."""
+        """The same; KeyError for an unknown node."""
         return self._present[node] if node in self._present else self._gone[node][0]
 
     def is_present(self, node: str) -> bool:
@@ -215,19 +214,19 @@ class MemberTable:
 
     @property
     def present_count(self) -> int:
-        """How many are alive or suspected."""
+        """The number of alive or suspected members."""
         return len(self._present)
 
     def present(self) -> list[str]:
-        """The names of those who are, sorted."""
+        """Their names, sorted."""
         return sorted(self._present)
 
     def lost(self) -> list[str]:
-        """The names of those who are gone without having said so, sorted."""
+        """The names of members that died without leaving, sorted."""
         return sorted(node for node, (update, _) in self._gone.items() if update.status == MemberStatus.DEAD)
 
     def take(self, update: SwimUpdate, now_ns: int) -> bool:
-        """Takes an update; says whether it was news. What is no member yet has to be alive to become one."""
+        """Applies an update; returns whether it was new. A node must be alive to become a member."""
         known = self.get(update.node)
         if known is None and update.status != MemberStatus.ALIVE:
             return False
@@ -238,7 +237,7 @@ class MemberTable:
             self.full_count += 1
             return False
         if known is not None and update.status != MemberStatus.ALIVE:
-            # Only the member itself says how it is reached and what it is.
+            # Only the member itself says how it is reached and describes itself.
             update = structs.replace(update, contact=known.contact, about=known.about)
         self._remove(update.node)
         bucket = _bucket_of(update.node)
@@ -253,24 +252,24 @@ class MemberTable:
         return True
 
     def forget(self, before_ns: int) -> None:
-        """Forgets those who went before this moment."""
+        """Forgets members that were gone before this time."""
         for node, (_, went_ns) in list(self._gone.items()):
             if went_ns >= before_ns:
                 return
             self._remove(node)
 
     def digests(self) -> bytes:
-        """Four bytes for each bucket: equal if, but for chance, the same runs are present in it. Suspicion aside."""
+        """Four bytes for each bucket: equal if, but for chance, the same runs are present in it. Ignores suspicion."""
         return b"".join(digest.to_bytes(DIGEST_BYTES, "big") for digest in self._digests)
 
     def differing(self, digests: bytes) -> list[int]:
-        """The buckets in which another table, with these digests, is different."""
+        """The buckets that differ from another table with these digests."""
         own = self.digests()
         places = range(0, len(own), DIGEST_BYTES)
         return [at // DIGEST_BYTES for at in places if own[at : at + DIGEST_BYTES] != digests[at : at + DIGEST_BYTES]]
 
     def in_bucket(self, number: int) -> list[SwimUpdate]:
-        """All that is known of those in a bucket, also of those who are gone."""
+        """All updates of a bucket, also of members that are gone."""
         return [self[node] for node in sorted(self._buckets[number])]
 
     def _remove(self, node: str) -> None:
@@ -287,6 +286,6 @@ def _bucket_of(node: str) -> int:
 
 
 def _digest_of(update: SwimUpdate) -> int:
-    """Without the status: a suspicion comes and goes too quickly to be compared."""
+    """Without the status: suspicions change too quickly to be compared."""
     front = f"{update.node} {update.incarnation} ".encode()
     return int.from_bytes(blake3(front + update.run).digest(DIGEST_BYTES), "big")

@@ -1,8 +1,8 @@
 """Membership without a broker: runs SWIM (`membership/swim.py`) on a mesh and a clock.
 
-It reports joins and leaves as presence on a bus does: the same events, through the same callback, with the same
-questions to ask (see Roster). Where a transport has presence, that is used instead: it hears of a lost link sooner, and
-costs less. Nothing here is durable. After a start `MembersReset` comes first, then the members that are found.
+It reports joins and leaves like presence on a bus: the same events, through the same callback, with the same queries
+(see Roster). If a transport has presence, that is used instead: it notices a lost link sooner, and costs less. Nothing
+here is durable. After a start `MembersReset` comes first, then the members that are found.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stigmergy.membership.swim import Appeared, OwnRecord, Swim
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
 TICK_S_MIN = 0.001
-"""No tick sooner: a clock that stands still must not keep the loop busy."""
+"""The shortest time between ticks: a clock that stands still must not keep the loop busy."""
 SEED_BYTES = 16
 LEFT_BECAUSE = "it said so"
 DEAD_BECAUSE = "it did not answer, neither to us nor to others"
 
 
 class About(Struct, frozen=True, array_like=True):
-    """What a node says of itself in the little room that a datagram has."""
+    """A node's description of itself, small enough for a datagram."""
 
     version: str = ""
     kinds: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class About(Struct, frozen=True, array_like=True):
 
 
 class Membership:
-    """Runs SWIM for this node. Opens and closes the mesh that it is given: a channel of its own (mesh_channels)."""
+    """Runs SWIM for this node. Opens and closes the given mesh, which must be its own channel (`MeshChannels`)."""
 
     def __init__(
         self,
@@ -70,35 +70,35 @@ class Membership:
 
     @property
     def swim(self) -> Swim:
-        """The machine; there once it was started."""
+        """The state machine; after `start`."""
         if self._swim is None:
             raise RuntimeError("membership was not started")
         return self._swim
 
     @property
     def conflict(self) -> str:
-        """That another node goes by our name, if one does."""
+        """Says that another node uses our name; else empty."""
         if self._swim is None or self._swim.twin(self._clock.monotonic_ns()) is None:
             return ""
         return f"another node calls itself {self._me.node!r} too; rename one"
 
     def members(self) -> list[Member]:
-        """Who is here, ourselves included, by name. Suspects are here until they are declared gone."""
+        """All members by name, ourselves included. Suspects count until they are declared dead."""
         found = {self._me.node: self._me}
         if self._swim is not None:
             found |= {record.node: _member(record) for record in self._swim.members() if record.node != self._me.node}
         return [found[node] for node in sorted(found)]
 
     def locate(self, address: str) -> str:
-        """Which other node says that it runs this agent; see `Assignment.locate`."""
+        """Which other node announces that it runs this agent; see `Assignment.locate`."""
         return locate(address, self._me.node, self.members())
 
     def suspects(self) -> list[str]:
-        """Those of them who do not answer at present, by name."""
+        """Members that do not answer now, by name."""
         return [record.node for record in self.swim.members() if record.status == MemberStatus.SUSPECT]
 
     def counters(self) -> dict[str, int]:
-        """What membership did and what went over its mesh."""
+        """Counters of membership and of its mesh."""
         if self._swim is None:
             return {}
         sent = {f"membership_{name}": value for name, value in structs.asdict(self._mesh.counters).items()}
@@ -112,7 +112,7 @@ class Membership:
         self._tell(MembersReset())
         await self._mesh.open(self._hear)
         now_ns = self._clock.monotonic_ns()
-        # A restart must outdo what others know of the last run. If the clock went back it does so a little later.
+        # A restart needs a higher incarnation than the last run. If the clock went back, SWIM raises it a little later.
         incarnation = min(max(0, self._clock.wall_ns() // MILLISECOND_NS), INCARNATION_MAX // 2)
         identity = OwnRecord(
             self._me.node, self._entropy.token(RUN_BYTES), incarnation, self._mesh.contact, write_about(self._me)
@@ -130,7 +130,7 @@ class Membership:
         self._tick()
 
     async def stop(self) -> None:
-        """Says that we leave, to some who pass it on."""
+        """Announces that we leave, to some members that pass it on."""
         if self._swim is not None:
             self._swim.leave(self._clock.monotonic_ns())
             for to, body in self._swim.ready().sends:
@@ -138,7 +138,7 @@ class Membership:
         await self.kill()
 
     async def kill(self) -> None:
-        """Ends at once and says nothing."""
+        """Ends at once without an announcement."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -156,7 +156,7 @@ class Membership:
 
     def _do(self, swim: Swim) -> None:
         ready = swim.ready()
-        # First of all the addresses of the nodes that we have just heard of.
+        # First the addresses of nodes that we have just learned of.
         for event in ready.events:
             if isinstance(event, Appeared) and event.record.contact:
                 self._mesh.introduce(event.record.node, event.record.contact)
@@ -173,7 +173,7 @@ class Membership:
                 self._tell(MemberLeft(event.record.node, LEFT_BECAUSE if left else DEAD_BECAUSE))
 
     def _wake_at(self, wake_ns: int) -> None:
-        """One timer, for the earliest wish. One that comes too early does no harm: a tick does what is due."""
+        """One timer, for the earliest request. An early tick does no harm: it does what is due."""
         if self._timer is not None:
             self._timer.cancel()
         delay_s = max(TICK_S_MIN, (wake_ns - self._clock.monotonic_ns()) / SECOND_NS)
@@ -182,7 +182,7 @@ class Membership:
 
 
 def write_about(me: Member) -> bytes:
-    """What others should know of us: without the agents, if all is too much, then without the actions, then less."""
+    """Our description for others: without the agents, if it is too large, then without the actions, then less."""
     about = About(me.version, me.kinds, me.actions, me.agents, me.everything)
     shorter = (
         about,
@@ -199,7 +199,7 @@ def _member(record: SwimUpdate) -> Member:
     try:
         about = msgspec.msgpack.decode(record.about, type=About) if record.about else About()
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        about = About()  # of a later version, maybe; its name is what counts
+        about = About()  # perhaps of a later version; the name is what counts
     return Member(
         node=record.node,
         run=record.run.hex(),

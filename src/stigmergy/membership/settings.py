@@ -1,4 +1,4 @@
-"""The times and counts of membership, and what follows from them."""
+"""The times and counts of membership, and values derived from them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ HELPERS_COUNT_MAX = 16
 
 
 class SwimSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """How quickly nodes find out about each other. All nodes of a fleet should have the same."""
+    """How quickly nodes notice each other's joins and failures. All nodes of a fleet should have the same settings."""
 
     probe_s: float = 1.0
-    """How often a node asks another one whether it is there."""
+    """How often a node probes another one."""
     ack_s: float = 0.3
-    """An answer that took longer is asked for again, and through others."""
+    """Without an answer after this time the probe is repeated, and sent through helpers."""
     helpers_count: int = 3
-    """So many others are asked to try."""
+    """How many helpers are asked to probe."""
     suspicion_s_min: float = 0.0
-    """A member that is suspected has at least so long to say that it is alive; see `suspicion_s`."""
+    """The least time that a suspected member has to refute it; see `suspicion_s`."""
     sync_s: float = 10.0
-    """How often a node compares whom it knows with another one's list, and looks for one that was lost."""
+    """How often a node compares its members with those of another, and looks for a lost one."""
     forget_s: float = 86_400.0
-    """Who is gone is looked for, and known to be gone, for so long."""
+    """How long a member that is gone is remembered and looked for."""
 
     def __post_init__(self) -> None:
         for name in ("probe_s", "ack_s", "sync_s", "forget_s"):
@@ -46,6 +46,6 @@ class SwimSettings(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def suspicion_s(self, members_count: int) -> float:
-        """How long a member is suspected before it is declared dead: one probe more whenever the fleet doubles."""
+        """How long a member is suspected before it is declared dead: one more probe each time the fleet doubles."""
         probes = max(SUSPICION_PROBES_MIN, members_count.bit_length() + 1)
         return max(self.suspicion_s_min, probes * self.probe_s)

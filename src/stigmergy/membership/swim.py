@@ -6,14 +6,14 @@
     ready = swim.ready()                 # send `ready.sends`, tell `ready.events`, call tick again at `ready.wake_ns`
 
 Every `probe_s` a node probes one other, in a shuffled round. Without an answer it asks again, and through helpers; then
-it suspects the node. Suspicions travel with packets that go anyway, and the suspect is probed further. A node that
-hears that it is suspected says that it is alive, under a higher incarnation; one that does not, in time, is declared
-dead. A node that others call dead is only a suspect here: every node waits for itself. Every `sync_s` two nodes compare
-digests of the members they know and repair differences; a lost node, or a seed, is contacted too, so that partitions
-heal. Load per node does not grow with the fleet.
+it suspects the node. Suspicions travel with packets that are sent anyway, and the suspect is probed further. A node
+that learns that it is suspected refutes it with a higher incarnation; one that does not, in time, is declared dead. A
+node that others call dead is only a suspect here: every node waits for itself. Every `sync_s` two nodes compare digests
+of the members they know and repair differences; a lost node, or a seed, is contacted too, so that partitions heal. Load
+per node does not grow with the fleet.
 
-`now_ns` is monotonic. `choose(n)` draws from 0 to n - 1. Impossible statements are rejected, but a node that lies about
-others is believed until those object: this is no defence against a hostile member.
+`now_ns` is monotonic. `choose(n)` draws from 0 to n - 1. Impossible statements are rejected, but a node that lies
+about others is believed until those refute it: this is no defence against a hostile member.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from stigmergy.membership.settings import SECOND_NS, SwimSettings
 # Our own identity: our incarnation, which only we raise, and whether another node uses our name. Pure.
 #
 # Others may believe that we are gone, or still know an earlier run of ours. We answer either with a higher incarnation
-# than theirs. An earlier run is outdone once; a twin, another running node with our name, outdoes us again. That is how
-# it is found. Which of the two the others then see changes from second to second: one must be renamed.
+# than theirs. An earlier run is outdone once; a twin, another running node with our name, outdoes us again: so it is
+# detected. Which of the two the others then see changes from second to second: one must be renamed.
 
 TWINS_COUNT_MAX = 16
 OUTDONE_TIMES = 2
-"""A run that outdoes our answer so often is a twin: an earlier run's last words can be late once."""
+"""A run that outdoes our answer this often is a twin: an earlier run's last packets can be late once."""
 
 
 class _Other:
-    """A run that is not ours and has our name."""
+    """Another run with our name."""
 
     def __init__(self) -> None:
         self.answered = 0
-        """The incarnation that we answered it with last."""
+        """The incarnation of our last answer to it."""
         self.outdone = 0
         self.heard_ns = 0
 
@@ -77,11 +77,11 @@ class OwnRecord:
 
     @property
     def record(self) -> SwimUpdate:
-        """What others should know of us."""
+        """Our record for others."""
         return SwimUpdate(self.node, self.incarnation, self.status, self.run, self.contact, self.about)
 
     def hear(self, update: SwimUpdate, now_ns: int, pause_ns: int) -> bool:
-        """Takes what somebody says of us; True if we have to say that we are alive, under a new incarnation.
+        """Handles an update about us; True if we must refute it with a new incarnation.
 
         Twins are answered at most once in each pause: they would raise each other at the speed of the network.
         """
@@ -97,7 +97,7 @@ class OwnRecord:
         return True
 
     def twin(self, now_ns: int, gone_ns: int) -> bytes | None:
-        """The run of another node that goes by our name, if one was heard lately."""
+        """The run of another node with our name, if one was heard lately."""
         for run, other in self._others.items():
             if other.outdone >= OUTDONE_TIMES and now_ns - other.heard_ns <= gone_ns:
                 return run
@@ -114,7 +114,7 @@ class OwnRecord:
             other.heard_ns = now_ns
             if other.answered and update.incarnation > other.answered:
                 other.outdone += 1
-                other.answered = update.incarnation  # so that one word of it counts once
+                other.answered = update.incarnation  # so that one packet of it counts once
         if self._answered_ns is not None and now_ns - self._answered_ns < pause_ns:
             return False
         self._answered_ns = now_ns
@@ -124,11 +124,11 @@ class OwnRecord:
 # The next node to probe, and one probe in progress. Pure.
 
 NAMES_COUNT_MAX = 8_192
-"""Names in a round, of those who are gone since it began too. One more, and it begins anew without those."""
+"""Names in a round, including those gone since it began. Beyond it the round restarts without those."""
 
 
 class Probe:
-    """One member is being asked: by us, then by us again and through helpers, until the time is up."""
+    """A probe of one member: by us, then by us again and through helpers, until the time is up."""
 
     def __init__(self, target: str, sequence: int, ack_ns: int, until_ns: int) -> None:
         self.target = target
@@ -140,21 +140,21 @@ class Probe:
 
     @property
     def due_ns(self) -> int:
-        """When something is to be done about it."""
+        """When it needs attention."""
         return self._until_ns if self.is_repeated or self.is_answered else self._ack_ns
 
     def hear(self, subject: str) -> None:
-        """Somebody said that this member is there."""
+        """An answer says that this member is alive."""
         if subject == self.target:
             self.is_answered = True
 
     def repeat(self) -> None:
-        """It is asked again."""
+        """It was probed again."""
         self.is_repeated = True
 
 
 class Round:
-    """All members in a shuffled order, again and again: nobody waits for longer than two rounds."""
+    """All members in a shuffled order, again and again: nobody waits for more than two rounds."""
 
     def __init__(self, choose: Callable[[int], int], is_wanted: Callable[[str], bool]) -> None:
         self._choose = choose
@@ -163,14 +163,14 @@ class Round:
         self._at = 0
 
     def add(self, node: str) -> None:
-        """Puts a new member at some place in what is left of this round."""
+        """Inserts a new member at a random place in the rest of this round."""
         if len(self._order) >= NAMES_COUNT_MAX:
             self._begin()
         if node not in self._order:
             self._order.insert(self._at + self._choose(len(self._order) - self._at + 1), node)
 
     def next(self) -> str | None:
-        """The next one who is wanted; None if nobody is."""
+        """The next wanted member; None if there is none."""
         for _ in range(2):
             while self._at < len(self._order):
                 node = self._order[self._at]
@@ -181,7 +181,7 @@ class Round:
         return None
 
     def _begin(self) -> None:
-        """Shuffles those who are still wanted."""
+        """Shuffles the members that are still wanted."""
         self._order = [node for node in self._order if self._is_wanted(node)]
         self._at = 0
         for last in range(len(self._order) - 1, 0, -1):
@@ -191,43 +191,43 @@ class Round:
 
 # Updates to pass on: the latest one about each member, as often as needed to reach everybody. Pure.
 #
-# An update travels on packets that go anyway. The least sent go first; each goes a number of times that grows with the
-# logarithm of the fleet and is then forgotten: a node that missed it learns it by comparing digests.
+# An update travels on packets that are sent anyway. The least sent go first; each is sent a number of times that grows
+# with the logarithm of the fleet and is then dropped: a node that missed it learns it by comparing digests.
 
 RUMOURS_COUNT_MAX = 1_024
-"""Updates that wait. One more, and one that went out most is dropped."""
+"""Waiting updates. Beyond it one that was sent most often is dropped."""
 TIMES_PER_DOUBLING = 3
-"""So many times more an update is passed on whenever the fleet doubles."""
+"""How many more times an update is passed on each time the fleet doubles."""
 CHOSEN_COUNT_MAX = 64
 """Updates that one packet chooses from."""
 
 
 class Rumours:
-    """Updates that wait to be passed on."""
+    """Updates to pass on."""
 
     def __init__(self, count_max: int = RUMOURS_COUNT_MAX) -> None:
         self._count_max = count_max
         self._times: dict[str, int] = {}
-        """How often the update about a node went out."""
+        """How often the update about a node was sent."""
         self._waiting: list[dict[str, SwimUpdate]] = [{}]
-        """By how often they went out."""
+        """By how often they were sent."""
 
     def __len__(self) -> int:
         return len(self._times)
 
     def add(self, update: SwimUpdate) -> None:
-        """Passes this on from now, instead of what was said of the node before."""
+        """Passes this on from now on, instead of an earlier update about the node."""
         self._drop(update.node)
         if len(self._times) >= self._count_max:
             self._drop(next(node for waiting in reversed(self._waiting) for node in waiting))
         self._put(update, 0)
 
     def choose(self) -> list[SwimUpdate]:
-        """What the next packet should carry, in order of need."""
+        """The updates for the next packet, most urgent first."""
         return list(islice(chain.from_iterable(map(dict.values, self._waiting)), CHOSEN_COUNT_MAX))
 
     def went(self, updates: Sequence[SwimUpdate], members_count: int) -> None:
-        """Notes that these went out; those that went out often enough are forgotten."""
+        """Notes that these were sent; those sent often enough are dropped."""
         times_max = TIMES_PER_DOUBLING * max(1, members_count.bit_length())
         for update in updates:
             times = self._times.get(update.node)
@@ -251,56 +251,56 @@ class Rumours:
 BYTES_MIN = 900
 """A mesh must carry this much, so that the largest record fits beside a digest."""
 PAGES_COUNT_MAX = 8
-"""Packets that one comparison may cost each side; what did not fit comes with the next one."""
+"""Packets that one comparison may cost each side; the rest comes with the next one."""
 RELAYS_COUNT_MAX = 256
-"""Probes for others that are under way; one more is not made."""
+"""Probes for others in progress; further ones are not made."""
 QUICK_SYNCS_COUNT = 10
-"""Comparisons in quick succession after a start: in a fleet that starts together all have much to tell each other."""
+"""Comparisons in quick succession after a start: in a fleet that starts together all have much to exchange."""
 GREETED_COUNT_MAX = 3
 """Seeds that a node without known members tries at once."""
 AGAIN_COUNT_MAX = 8
-"""Suspects that are asked again with every probe."""
+"""Suspects that are probed again with every probe."""
 AGAIN_TIMES_MAX = 6
-"""So often one suspect is asked."""
+"""How often one suspect is probed again."""
 ASKED_COUNT_MAX = 32
-"""While so many are suspected, nobody is suspected more because others call it dead: they will say so again."""
+"""While this many are suspected, a report of a death starts no new suspicion: it will be repeated."""
 FAREWELLS_PER_DOUBLING = 3
 PAUSED_PROBES = 2
-"""A tick that comes so many probes late means that this process stood still, and knows nothing of others' silence."""
+"""A tick that is this many probes late means that this process was paused: it cannot judge others' silence."""
 
 Choose = Callable[[int], int]
 
 
 class Appeared(Struct, frozen=True):
-    """A member is here: new, back again, or in a new run."""
+    """A member is present: new, back again, or in a new run."""
 
     record: SwimUpdate
 
 
 class Vanished(Struct, frozen=True):
-    """A member is gone: `record.status` is DEAD, or LEFT if it said so."""
+    """A member is gone: `record.status` is DEAD, or LEFT if it announced it."""
 
     record: SwimUpdate
 
 
 class SwimCounters(Struct):
-    """What membership did; for people."""
+    """Counters of membership; for monitoring."""
 
     probes_count: int = 0
     suspected_count: int = 0
     """Members that we suspected ourselves."""
     declared_dead_count: int = 0
     refuted_count: int = 0
-    """How often we had to say that we are alive."""
+    """How often we had to refute a suspicion."""
     appeared_count: int = 0
     vanished_count: int = 0
     refused_count: int = 0
-    """Packets that were none, damaged, or of another fleet."""
+    """Packets that were malformed, damaged, or of another fleet."""
     paused_count: int = 0
 
 
 class SwimReady(Struct, frozen=True):
-    """What is to be done now."""
+    """What to do now."""
 
     sends: tuple[tuple[str, bytes], ...]
     events: tuple[Appeared | Vanished, ...]
@@ -308,11 +308,11 @@ class SwimReady(Struct, frozen=True):
 
 
 class _Suspect(Struct):
-    """A member that may object until its time is up."""
+    """A member that may refute the suspicion until its time is up."""
 
     until_ns: int
     asked: int = 0
-    """How often we have told it so."""
+    """How often we have told it."""
 
 
 class Swim:
@@ -343,13 +343,13 @@ class Swim:
         self._rumours = Rumours()
         self._round = Round(choose, self._is_other)
         self._probe: Probe | None = None
-        # Nodes that start together must not speak together.
+        # Nodes that start together must not send together.
         self._next_probe_ns = now_ns + choose(self._probe_ns)
         self._next_sync_ns = now_ns
         self._quick_syncs_left = QUICK_SYNCS_COUNT
         self._suspects: dict[str, _Suspect] = {}
         self._relays: dict[int, tuple[str, int, str, int]] = {}
-        """By the number of our own PING: who asked, the number it waits for, for whom, and until when."""
+        """By the sequence of our own PING: who asked, its sequence, the target, and until when."""
         self._sequence = choose(SEQUENCE_MAX)
         self._sends: list[tuple[str, bytes]] = []
         self._events: list[Appeared | Vanished] = []
@@ -361,7 +361,7 @@ class Swim:
     # In.
 
     def step(self, sender: str, body: bytes, now_ns: int) -> None:
-        """Takes a datagram."""
+        """Handles a datagram."""
         if self._has_left:
             return
         try:
@@ -410,7 +410,7 @@ class Swim:
             self._sync(now_ns)
 
     def leave(self, now_ns: int) -> None:
-        """Says goodbye; from now on nothing is answered."""
+        """Announces that we leave; from now on nothing is answered."""
         if self._has_left:
             return
         self.identity.status = MemberStatus.LEFT
@@ -422,7 +422,7 @@ class Swim:
     # Out.
 
     def ready(self) -> SwimReady:
-        """What is to be done now; it is forgotten here."""
+        """What to do now; returned once."""
         wakes = [self._next_sync_ns, *(suspect.until_ns for suspect in self._suspects.values())]
         wakes.append(self._next_probe_ns if self._probe is None else self._probe.due_ns)
         self._wake_ns = min(wakes)
@@ -431,15 +431,15 @@ class Swim:
         return ready
 
     def members(self) -> list[SwimUpdate]:
-        """Who is here, as far as is known, ourselves included; suspects too. By name."""
+        """All known members by name, ourselves and suspects included."""
         return [self.table[node] for node in self.table.present()]
 
     def twin(self, now_ns: int) -> bytes | None:
-        """The run of another node that goes by our name, if one was heard within the time of a suspicion."""
+        """The run of another node with our name, if one was heard within the time of a suspicion."""
         gone_s = 2 * self.settings.suspicion_s(self.table.present_count)
         return self.identity.twin(now_ns, int(gone_s * SECOND_NS))
 
-    # What others say.
+    # Updates of others.
 
     def _learn(self, update: SwimUpdate, now_ns: int) -> None:
         node = update.node
@@ -458,7 +458,7 @@ class Swim:
             self._take(update, now_ns)
 
     def _take(self, update: SwimUpdate, now_ns: int, *, is_rumour: bool = True) -> None:
-        """Believes an update if it is news, passes it on, and does what follows from it."""
+        """Applies an update if it is new, passes it on, and acts on it."""
         node = update.node
         before = self.table.get(node)
         was_present = self.table.is_present(node)
@@ -481,14 +481,14 @@ class Swim:
             self._events.append(Appeared(record))
 
     def _ask_the_dead(self, update: SwimUpdate, now_ns: int) -> None:
-        """Others say that somebody is dead: the other side of a partition, maybe. It has the time of a suspicion here,
-        and we ask it: nobody is gone from our list who has not been silent towards us."""
+        """Others report a death, perhaps from the other side of a partition. The node has the time of a suspicion here,
+        and we probe it: we only remove a member that was silent towards us."""
         if update.node not in self._suspects and len(self._suspects) < ASKED_COUNT_MAX:
             self._take(structs.replace(update, status=MemberStatus.SUSPECT), now_ns, is_rumour=False)
             self._ping(update.node, self._next_sequence())
 
     def _hear_of_sender(self, sender: str, packet: SwimPacket, now_ns: int) -> tuple[SwimUpdate, ...]:
-        """A packet proves that its sender's run lives. Returns what it must be told if we thought otherwise."""
+        """A packet proves that its sender's run is alive. Returns corrections for it if we thought otherwise."""
         known = self.table.get(sender)
         spoken = SwimUpdate(sender, packet.incarnation, MemberStatus.ALIVE, packet.run)
         if known is not None and known.rank > spoken.rank:
@@ -496,7 +496,7 @@ class Swim:
         if known is not None and known.run == packet.run:
             self._take(structs.replace(spoken, contact=known.contact, about=known.about), now_ns)
         elif packet.kind < PacketKind.SYNC:
-            self._send_sync(sender, PacketKind.SYNC)  # a stranger, or a new run: its answer says what it is
+            self._send_sync(sender, PacketKind.SYNC)  # an unknown node, or a new run: its answer describes it
         return ()
 
     def _declare(self, node: str, status: MemberStatus, now_ns: int) -> None:
@@ -544,7 +544,7 @@ class Swim:
             self._ping(target, self._probe.sequence)
 
     def _ask_suspects(self) -> None:
-        """Tells suspects that they are suspected, first those whose time is up first: word of it may not reach them."""
+        """Tells suspects that they are suspected, the most urgent first: rumours may not reach them."""
         asked = sorted((suspect.asked, suspect.until_ns, node) for node, suspect in self._suspects.items())
         for times, _, node in asked[:AGAIN_COUNT_MAX]:
             if times < AGAIN_TIMES_MAX:
@@ -563,7 +563,7 @@ class Swim:
         self._declare(node, MemberStatus.SUSPECT, now_ns)
 
     def _ping(self, node: str, sequence: int) -> None:
-        """A suspect is told so with the very packet that asks whether it is there."""
+        """Tells a suspect in the same packet that it is suspected."""
         record = self.table.get(node)
         is_contested = record is not None and record.status != MemberStatus.ALIVE
         self._send(node, PacketKind.PING, sequence, first=(record,) if record is not None and is_contested else ())
@@ -580,7 +580,7 @@ class Swim:
         others = self._others()
         quick = self._quick_syncs_left > 0 or not others
         self._quick_syncs_left = max(0, self._quick_syncs_left - 1)
-        # Not all at once, whenever they started.
+        # Jitter, so that not all compare at once.
         wait_ns = self._probe_ns if quick else int(self.settings.sync_s * SECOND_NS)
         self._next_sync_ns = now_ns + wait_ns // 2 + self._choose(max(1, wait_ns))
         missing = [*self.table.lost(), *(seed for seed in self._seeds if not self.table.is_present(seed))]
@@ -592,7 +592,7 @@ class Swim:
         self._send(node, kind, digests=self.table.digests(), first=(self.identity.record,))
 
     def _send_pages(self, node: str, buckets: list[int], correction: tuple[SwimUpdate, ...]) -> None:
-        """What we know of those in the buckets, from a random one on, as much as PAGES_COUNT_MAX packets hold."""
+        """Our updates of these buckets, from a random one on, as many as PAGES_COUNT_MAX packets hold."""
         begin = self._choose(len(buckets)) if buckets else 0
         records = list(correction)
         for bucket in [*buckets[begin:], *buckets[:begin]]:
@@ -617,7 +617,7 @@ class Swim:
         digests: bytes = b"",
         first: Iterable[SwimUpdate] = (),
     ) -> None:
-        """Sends a packet, filled up with what is to be passed on."""
+        """Sends a packet, filled up with rumours."""
         updates = {update.node: update for update in first}
         for update in self._rumours.choose():
             updates.setdefault(update.node, update)
@@ -641,7 +641,7 @@ class Swim:
         return [node for node in self.table.present() if node != self.identity.node]
 
     def _some(self, nodes: list[str], count: int) -> list[str]:
-        """So many of them, drawn without putting back."""
+        """Draws `count` of them, without repetition."""
         chosen: list[str] = []
         for _ in range(min(count, len(nodes))):
             at = self._choose(len(nodes))

@@ -2,11 +2,11 @@
 
     udp://10.0.0.7:7946?peers=gateway@10.0.0.1:7946,drone-8@10.0.0.8:7946&key_file=mesh.key
 
-Whom it believes. Without a key: a datagram must come from the exact address that is listed for the name in it, and it
-sends only to listed nodes. Anybody on the path can forge addresses: use it within one machine or a network that you
-trust. With a key (32 bytes or more, the same for the whole fleet): a datagram must have a seal, a keyed BLAKE3 over
-everything in it, and any sender with a valid seal is believed, listed or not. Addresses are then learned: from what a
-node sends, newest first (a stamp that only grows tells a recorded datagram from a new one), and by introduction from
+Trust. Without a key: a datagram must come from the exact address that is listed for its sender's name, and it sends
+only to listed nodes. Anybody on the path can forge addresses: use it within one machine or a network that you trust.
+With a key (32 bytes or more, the same for the whole fleet): a datagram must have a seal, a keyed BLAKE3 over everything
+in it, and any sender with a valid seal is trusted, listed or not. Addresses are then learned: from a node's own
+datagrams, newest first (a growing stamp distinguishes a replayed datagram from a new one), and by introduction from
 others until the node itself was heard. A listed address always wins. Bodies are not encrypted.
 """
 
@@ -51,12 +51,12 @@ _FRONT = struct.Struct(">4sBBQ")
 
 
 def seal_key(secret: bytes) -> bytes:
-    """What datagrams are sealed with, from what is in the key file."""
+    """Derives the key of the seals from the key file's contents."""
     return blake3(secret, derive_key_context=_CONTEXT).digest()
 
 
 def write_datagram(sender: str, to: str, body: bytes, stamp: int, key: bytes) -> bytes:
-    """The bytes of a datagram; `key` is the derived one, empty for none."""
+    """Encodes a datagram; `key` is the derived one, empty for none."""
     front = _FRONT.pack(MAGIC, FORMAT, SEALED if key else 0, stamp)
     names = b"".join(bytes([len(name)]) + name.encode() for name in (sender, to))
     plain = front + names + body
@@ -64,12 +64,12 @@ def write_datagram(sender: str, to: str, body: bytes, stamp: int, key: bytes) ->
 
 
 def read_datagram(datagram: bytes, key: bytes) -> tuple[str, str, bytes, int]:
-    """Sender, receiver, body and stamp. Raises Malformed for anything that was not written with this very key."""
+    """Sender, receiver, body and stamp. Raises Malformed for anything not written with this key."""
     if len(datagram) < _FRONT.size + 4:
         raise Malformed("too short for a datagram")
     magic, number, kind, stamp = _FRONT.unpack_from(datagram)
     if magic != MAGIC or number != FORMAT or kind != (SEALED if key else 0):
-        raise Malformed("not a datagram of ours, or of another format, or sealed otherwise")
+        raise Malformed("not our datagram, or of another format, or with another kind of seal")
     end = len(datagram)
     if key:
         end -= SEAL_BYTES
@@ -83,13 +83,13 @@ def read_datagram(datagram: bytes, key: bytes) -> tuple[str, str, bytes, int]:
         name = datagram[place + 1 : place + 1 + length].decode("ascii", "replace")
         place += 1 + length
         if place > end or not is_node_name(name):
-            raise Malformed("no name of a node where one must be")
+            raise Malformed("the name of a node is missing or invalid")
         names.append(name)
     return names[0], names[1], datagram[place:end], stamp
 
 
 def body_bytes(datagram: bytes) -> int:
-    """How many bytes of a datagram of ours are its body."""
+    """The size of the body of one of our datagrams."""
     first = datagram[_FRONT.size]
     second = datagram[_FRONT.size + 1 + first]
     return len(datagram) - _FRONT.size - 2 - first - second - (SEAL_BYTES if datagram[5] == SEALED else 0)
@@ -102,14 +102,14 @@ PORT = 7946
 KEY_BYTES_MIN = 32
 KEY_BYTES_MAX = 4096
 BODY_BYTES_MAX = 60_000
-"""What the option bytes_max may be: more does not fit into a packet of UDP."""
+"""The bound of the option bytes_max: more does not fit into a UDP packet."""
 PEERS_COUNT_MAX = 10_000
 
 Address = tuple[str, int]
 
 
 class UdpOptions(Struct, frozen=True):
-    """What a URL says about this node's socket and its peers."""
+    """The URL's settings of this node's socket and its peers."""
 
     host: str
     port: int = PORT
@@ -121,12 +121,12 @@ class UdpOptions(Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """How messages name it."""
+        """The mesh as error texts name it."""
         return f"udp://{_written(self.host, self.port)}"
 
 
 def parse_url(url: str) -> UdpOptions:
-    """The options that a URL names; raises ConfigError that says which part is wrong. Reads no more than the key."""
+    """Parses a URL; raises ConfigError that names the wrong part. Reads only the key file."""
     try:
         parts = urlsplit(url)
         port = PORT if parts.port is None else parts.port
@@ -139,7 +139,7 @@ def parse_url(url: str) -> UdpOptions:
     given: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in given:
-            raise ConfigError(f"mesh {url!r}: option {name!r} is there twice")
+            raise ConfigError(f"mesh {url!r}: option {name!r} is given twice")
         given[name] = value
     options = UdpOptions(
         host=parts.hostname,
@@ -165,7 +165,7 @@ def _peers(text: str, url: str) -> tuple[tuple[str, str, int], ...]:
         if not at or not is_node_name(name):
             raise ConfigError(f"mesh {url!r}: the peer {item!r}; write name@host:{PORT}")
         if name in found:
-            raise ConfigError(f"mesh {url!r}: the peer {name!r} is there twice")
+            raise ConfigError(f"mesh {url!r}: the peer {name!r} is given twice")
         try:
             parts = urlsplit(f"//{place}")
             host, port = parts.hostname, parts.port
@@ -203,7 +203,7 @@ def _bytes_max(text: str, url: str) -> int:
 
 
 def read_contact(contact: str) -> Address | None:
-    """An address and a port, if that is what it is. No names of hosts: to look them up would take time."""
+    """Parses an address and a port; None for anything else. No host names: a lookup would take time."""
     if len(contact) > CONTACT_BYTES_MAX:
         return None
     try:
@@ -226,7 +226,7 @@ def _written(host: str, port: int) -> str:
 
 
 def reached_from(family: int, host: str) -> str:
-    """An address as a socket of this family has it: one of IPv6 sees those of IPv4 in a form of its own."""
+    """An address as a socket of this family sees it: IPv6 has its own form of IPv4 addresses."""
     address = ipaddress.ip_address(host)
     is_mapped = family == socket.AF_INET6 and address.version == 4
     return f"::ffff:{address}" if is_mapped else str(address)
@@ -241,25 +241,25 @@ def is_literal(host: str) -> bool:
 
 
 LEARNED_COUNT_MAX = 10_000
-"""Addresses that are learned. One more, and the one that was silent for longest is forgotten."""
+"""Learned addresses. Beyond it the one that was silent for longest is forgotten."""
 LEARNED_S = 600.0
-"""An address from which nothing came for so long may be replaced by whatever is said about its node."""
+"""An address that was silent for this long may be replaced by an introduction."""
 RESOLVE_S = 60.0
-"""How often the names of hosts in the list are looked up."""
+"""How often listed host names are looked up."""
 WAITING_COUNT_MAX = 1_024
-"""Datagrams that the system does not take at this moment. One more, and the oldest is dropped."""
+"""Datagrams that the system does not accept now. Beyond it the oldest is dropped."""
 READ_AT_ONCE_MAX = 64
-"""Datagrams that are read before others get their turn on the event loop."""
+"""Datagrams that are read before other tasks get a turn."""
 RECEIVE_BUFFER_BYTES = 1024 * 1024
-"""What the system is asked to hold for us; it may give less."""
+"""The receive buffer that we ask the system for; it may give less."""
 
 
 class _Learned(Struct):
-    """Where a node was last heard, or is said to be."""
+    """The address where a node was last heard, or was introduced."""
 
     address: Address
     stamp: int = 0
-    """Of the newest datagram; 0 while it is hearsay."""
+    """Of the newest datagram; 0 for an introduction."""
     heard_ns: int = 0
 
 
@@ -278,7 +278,7 @@ class UdpMesh:
         self._clock = clock
         self._key = seal_key(options.key) if options.key else b""
         self._listed: dict[str, Address | None] = {name: None for name, _, _ in options.peers if name != node}
-        """Where those in the list are; None while the name of a host is not known."""
+        """Addresses of the listed nodes; None while a host name is not resolved."""
         self.seeds = tuple(self._listed)
         self._learned: dict[str, _Learned] = {}
         self._socket: socket.socket | None = None
@@ -291,13 +291,13 @@ class UdpMesh:
 
     @property
     def contact(self) -> str:
-        """The address that others are told: the option advertise, or where the socket is if that is one address."""
+        """The address that others are told: the option advertise, or that of the socket if it is a single one."""
         return self._contact
 
-    # Its life.
+    # Start and stop.
 
     async def open(self, hear: Hear) -> None:
-        """Binds the socket. The hosts of the list are looked up meanwhile: until then what is sent there is dropped."""
+        """Binds the socket. Host names are resolved in the background: until then datagrams to them are dropped."""
         if self._was_opened:
             raise Bug(f"the mesh of {self.node} was opened before; make another one")
         self._was_opened = True
@@ -329,7 +329,6 @@ class UdpMesh:
             self._resolving = loop.create_task(self._keep_resolving(opened.family), name=f"peers of {self.node}")
 
     async def close(self) -> None:
-        """Closes the socket."""
         self._was_opened = True
         self._hear = None
         resolving, self._resolving = self._resolving, None
@@ -361,7 +360,7 @@ class UdpMesh:
     # Sending.
 
     def send_nowait(self, to: str, body: bytes) -> None:
-        """Hands a datagram to the system, or keeps it for a moment if that takes none now."""
+        """Gives a datagram to the system, or queues it for a moment if the system accepts none."""
         check_datagram(to, body, self.bytes_max)
         address = self._address_of(to)
         if self._socket is None or address is None or to == self.node:
@@ -378,7 +377,7 @@ class UdpMesh:
             self._waiting.append((datagram, address))
 
     def introduce(self, node: str, contact: str) -> None:
-        """Takes the hint if there is a key, and nothing better is known."""
+        """Uses the hint if there is a key, and nothing better is known."""
         address = read_contact(contact)
         if not self._key or node == self.node or not is_node_name(node) or node in self._listed or address is None:
             return
@@ -396,7 +395,7 @@ class UdpMesh:
         return None if learned is None else learned.address
 
     def _sent(self, datagram: bytes, address: Address) -> bool:
-        """Whether this datagram is dealt with: sent, or dropped for good. False: the system takes none now."""
+        """Whether this datagram was sent, or dropped for good. False: the system accepts none now."""
         if self._socket is None:
             return True
         try:
@@ -404,7 +403,7 @@ class UdpMesh:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            self.counters.dropped_count += 1  # No way there, or no rights: as good as lost.
+            self.counters.dropped_count += 1  # no route, or no permission
         else:
             self.counters.sent_count += 1
             self.counters.sent_bytes += body_bytes(datagram)
@@ -422,14 +421,14 @@ class UdpMesh:
 
     def _read(self) -> None:
         for _ in range(READ_AT_ONCE_MAX):
-            if self._socket is None:  # closed by what was heard
+            if self._socket is None:  # the handler closed it
                 return
             try:
                 datagram, source = self._socket.recvfrom(self.bytes_max + HEADER_BYTES_MAX + 1)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                continue  # What some earlier datagram met on its way.
+                continue  # an error that some earlier datagram caused
             self._take(datagram, (str(source[0]), int(source[1])))
 
     def _take(self, datagram: bytes, source: Address) -> None:
@@ -454,7 +453,7 @@ class UdpMesh:
             )
 
     def _note(self, sender: str, source: Address, stamp: int) -> None:
-        """Remembers where a sender is, unless this datagram is older than one that came from there."""
+        """Remembers the address of a sender, unless this datagram is older than one from there."""
         now_ns = self._clock.monotonic_ns()
         known = self._learned.get(sender)
         if known is None or stamp > known.stamp or now_ns - known.heard_ns > LEARNED_S * 1e9:
@@ -463,10 +462,10 @@ class UdpMesh:
     def _learn(self, node: str, learned: _Learned) -> None:
         self._learned.pop(node, None)
         if len(self._learned) >= LEARNED_COUNT_MAX:
-            del self._learned[next(iter(self._learned))]  # learned anew whenever heard, so this one was silent longest
+            del self._learned[next(iter(self._learned))]  # reinserted whenever heard, so the first was silent longest
         self._learned[node] = learned
 
 
 def open_mesh(url: str, node: str, clock: Clock) -> UdpMesh:
-    """A mesh of this node on the socket that udp://host:port names; see the module for the rest of the URL."""
+    """The mesh of a node on the socket of udp://host:port; the module describes the rest of the URL."""
     return UdpMesh(parse_url(url), node, clock)

@@ -45,7 +45,7 @@ SUFFIX = ".object"
 FRESH = ".new"
 HEADER_BYTES_MAX = 16 * 1024
 TRIES_MAX = 100
-"""Others may take a number before us, this often."""
+"""How often others may use a number before us."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 ResultT = TypeVar("ResultT")
@@ -73,7 +73,7 @@ class FolderStore:
     async def find_objects(self, bucket: str) -> Objects | None:
         place = self._root / check_bucket(bucket)
         objects = await self.objects(bucket)
-        # An absent root is an error like any other; an absent bucket is none.
+        # A missing root is an error; a missing bucket is not.
         await objects.names()
         return objects if await asyncio.to_thread(place.is_dir) else None
 
@@ -81,7 +81,7 @@ class FolderStore:
         self._closed = True
 
     def check_open(self) -> None:
-        """Refuses a call on a store that was closed."""
+        """Raises Bug if the store was closed."""
         if self._closed:
             raise Bug("the store is closed; open it again")
 
@@ -102,7 +102,7 @@ class FolderObjects:
     async def put(self, name: str, data: bytes, *, label: str = "", versions_kept: int = 1) -> ObjectVersion:
         check_object(name, len(data), label, versions_kept)
         about = await self._run(lambda: self._put(name, data, label))
-        # The version that was put is there, whatever becomes of older ones.
+        # The new version is stored; errors with older ones do not matter.
         with contextlib.suppress(StoreError):
             await self._run(lambda: self._keep_newest(name, versions_kept))
         return about
@@ -135,7 +135,7 @@ class FolderObjects:
             what = "no room" if error.errno in NO_ROOM else str(error.strerror)
             raise StoreUnavailable(f"{self._root}: {what}; nothing was written, try again") from None
 
-    # What follows runs in a thread.
+    # The rest runs in a thread.
 
     def _put(self, name: str, data: bytes, label: str) -> ObjectVersion:
         folder = self._folder(name)
@@ -153,7 +153,7 @@ class FolderObjects:
                     return about
         finally:
             fresh.unlink(missing_ok=True)
-        raise StoreUnavailable(f"{folder}: others put versions all the time; try again")
+        raise StoreUnavailable(f"{folder}: others keep putting versions; try again")
 
     def _keep_newest(self, name: str, count: int) -> None:
         for path in self._files(name)[:-count]:
@@ -167,12 +167,12 @@ class FolderObjects:
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            raise StoreConflict(f"{path}: was deleted while it was read; see which versions there are") from None
+            raise StoreConflict(f"{path}: was deleted while it was read; list the versions again") from None
         line, _, data = content.partition(b"\n")
         about = _read_header(path, line)
         if len(data) != about.size_bytes or blake3(data).hexdigest() != about.digest:
             raise StoreCorrupt(
-                f"{path}: its bytes do not have the digest that they were put with; take another version"
+                f"{path}: its bytes do not match the digest that they were put with; take another version"
             )
         return data
 
@@ -180,7 +180,7 @@ class FolderObjects:
         place = self._root / self._bucket
         folders = sorted(path for path in place.iterdir() if path.is_dir()) if place.is_dir() else []
         if len(folders) > OBJECTS_COUNT_MAX:
-            raise StoreForeign(f"{place}: {len(folders)} objects, {OBJECTS_COUNT_MAX} at most; no bucket of ours")
+            raise StoreForeign(f"{place}: {len(folders)} objects, {OBJECTS_COUNT_MAX} at most; this is not our bucket")
         found = [self._still_there(sorted(folder.glob(f"*{SUFFIX}"))[-1:]) for folder in folders]
         return sorted(about.name for versions in found for about in versions if about.name.startswith(prefix))
 
@@ -196,11 +196,11 @@ class FolderObjects:
         return sorted(self._folder(name).glob(f"*{SUFFIX}"))
 
     def _folder(self, name: str) -> Path:
-        # Names of objects may be longer than those of files, and have any sign in them.
+        # Names of objects may be longer than those of files, and have any character in them.
         return self._root / self._bucket / blake3(name.encode()).hexdigest()[:40]
 
     def _still_there(self, files: Sequence[Path]) -> list[ObjectVersion]:
-        """What files are, without those that somebody else has deleted meanwhile."""
+        """The versions of these files, without those that were deleted meanwhile."""
         found: list[ObjectVersion] = []
         for path in files:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -212,9 +212,9 @@ def _read_header(path: Path, line: bytes) -> ObjectVersion:
     try:
         about = _decoder.decode(line)
     except msgspec.MsgspecError as error:
-        raise StoreCorrupt(f"{path}: its first line does not say what it is ({error}); take another version") from None
+        raise StoreCorrupt(f"{path}: its first line does not decode ({error}); take another version") from None
     if about.version != _number(path) or not 0 <= about.size_bytes <= OBJECT_BYTES_MAX:
-        raise StoreCorrupt(f"{path}: its first line is of another version; take another one")
+        raise StoreCorrupt(f"{path}: its first line describes another version; take another one")
     return about
 
 
@@ -231,7 +231,7 @@ def _write(path: Path, *pieces: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Its names, and its own name."""
+    """Syncs the entries of a folder, and of its parents up to the bucket."""
     for place in _up_to_the_bucket(folder):
         descriptor = os.open(place, os.O_RDONLY)
         try:
@@ -245,7 +245,7 @@ def _up_to_the_bucket(folder: Path) -> Iterator[Path]:
 
 
 async def open_store(url: str, clock: Clock) -> FolderStore:
-    """The store in the folder that `folder:PATH` names."""
+    """The store in the folder of `folder:PATH`."""
     path = url.removeprefix(SCHEME)
     if not url.startswith(SCHEME) or not path:
         raise ConfigError(f"store {url!r}: write folder:PATH, for example folder:/mnt/peer")

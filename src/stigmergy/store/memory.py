@@ -57,12 +57,12 @@ class ConnectionWatcher(Protocol):
         ...
 
     def stop(self) -> None:
-        """Tells nothing any more."""
+        """Reports nothing more."""
         ...
 
 
 class MemoryConnection:
-    """One connection. Each call over it gives way to the event loop once, as a wire would."""
+    """One connection. Each call over it yields to the event loop once, as a network would."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -72,7 +72,7 @@ class MemoryConnection:
 
     @property
     def cut_off(self) -> bool:
-        """Whether nothing comes through."""
+        """Whether nothing passes."""
         return self._cut_off
 
     @cut_off.setter
@@ -83,28 +83,28 @@ class MemoryConnection:
                 watcher.begin()
 
     async def reach(self) -> None:
-        """Access to the server, if the link is up."""
+        """Yields once; raises StoreUnavailable if the link is cut."""
         self.check_open()
         await asyncio.sleep(0)
         self.check_open()
         if self._cut_off:
-            raise StoreUnavailable("the store is out of reach; nothing was written, try again")
+            raise StoreUnavailable("the store is unreachable; nothing was written, try again")
 
     def check_open(self) -> None:
-        """Refuses a call on a store that was closed."""
+        """Raises Bug if the store was closed."""
         if self._closed:
             raise Bug("the store is closed; open it again")
 
     def enlist(self, watcher: ConnectionWatcher) -> None:
-        """Remembers who watches."""
+        """Adds a watcher."""
         self._watchers.append(watcher)
 
     def dismiss(self, watcher: ConnectionWatcher) -> None:
-        """Forgets who watched."""
+        """Removes a watcher."""
         self._watchers.remove(watcher)
 
     def close(self) -> None:
-        """Ends it, and everybody who watches over it."""
+        """Ends it, and all its watchers."""
         self._closed = True
         for watcher in list(self._watchers):
             watcher.stop()
@@ -113,25 +113,25 @@ class MemoryConnection:
 # Stands for a cluster: buckets of keys that expire by a clock, and of objects. It outlives all connections.
 
 CAPACITY_BYTES = 1 << 30
-"""The capacity of a server."""
+"""In bytes, of a server."""
 
 
 class _Kept(Struct):
     value: bytes
     revision: int
     ends_ns: int | None = None
-    """On the server's clock; None for a key that stays."""
+    """On the server's clock; None for a key that does not expire."""
 
 
 class KeyListener(Struct, eq=False):
-    """Who is to be told of which keys."""
+    """A callback for changes of some keys."""
 
     prefix: str
     hear: Callable[[Change], None]
 
 
 class MemoryBucket:
-    """The keys of one bucket, and who watches them. Its clock is the one that leases run out by."""
+    """The keys of one bucket, and their watchers. Leases expire by its clock."""
 
     def __init__(self, name: str, clock: Clock, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.name = name
@@ -143,19 +143,18 @@ class MemoryBucket:
         self._kept: dict[str, _Kept] = {}
 
     def entries(self, prefix: str = "") -> list[Entry]:
-        """What is there, in the order in which it was written."""
+        """The existing entries, in the order in which they were written."""
         self.expire()
         found = [Entry(key, kept.value, kept.revision) for key, kept in self._kept.items() if begins_with(key, prefix)]
         return sorted(found, key=lambda entry: entry.revision)
 
     def find(self, key: str) -> Entry | None:
-        """What is there under this key."""
         self.expire()
         kept = self._kept.get(key)
         return None if kept is None else Entry(key, kept.value, kept.revision)
 
     def write(self, key: str, value: bytes, expected: int | None, ttl_s: int | None = None) -> int:
-        """Writes a key if it has the expected revision, whatever that is for None."""
+        """Writes a key if it has the expected revision; None means any."""
         self._check_revision(key, expected)
         before = self._kept.get(key)
         more_bytes = len(value) - (0 if before is None else len(before.value))
@@ -169,20 +168,20 @@ class MemoryBucket:
         return self._revision
 
     def delete(self, key: str, expected: int | None) -> None:
-        """Takes a key away if it has the expected revision, whatever that is for None."""
+        """Deletes a key if it has the expected revision; None means any."""
         self._check_revision(key, expected)
         if key in self._kept:
             self._drop(key)
 
     def expire(self) -> None:
-        """Takes away all whose time is over."""
+        """Removes expired keys."""
         now_ns = self._clock.monotonic_ns()
         over = [key for key, kept in self._kept.items() if kept.ends_ns is not None and kept.ends_ns <= now_ns]
         for key in over:
             self._drop(key)
 
     def next_expiry_s(self) -> float | None:
-        """How long until the next lease runs out; None if none is there."""
+        """The time until the next lease expires; None if there is none."""
         ends = [kept.ends_ns for kept in self._kept.values() if kept.ends_ns is not None]
         return max(0, min(ends) - self._clock.monotonic_ns()) / NS if ends else None
 
@@ -192,7 +191,7 @@ class MemoryBucket:
         found = 0 if kept is None else kept.revision
         if expected is not None and expected != found:
             raise StoreConflict(
-                f"{self.name}: {key} has revision {found}, not {expected}; another one wrote it, read and decide again"
+                f"{self.name}: {key} has revision {found}, not {expected}; another client wrote it, read it again"
             )
 
     def _drop(self, key: str) -> None:
@@ -224,7 +223,6 @@ class MemoryStoreServer:
         self._versions = 0
 
     def keys(self, bucket: str) -> MemoryBucket:
-        """A bucket of keys."""
         if check_bucket(bucket) not in self._keys:
             self._keys[bucket] = MemoryBucket(bucket, self._clock, self._capacity_bytes)
         return self._keys[bucket]
@@ -234,16 +232,15 @@ class MemoryStoreServer:
         return self._objects.setdefault(check_bucket(bucket), {})
 
     def has_objects(self, bucket: str) -> bool:
-        """Whether there is such a bucket of objects."""
         return check_bucket(bucket) in self._objects
 
     def next_version(self) -> int:
-        """A number that no version had."""
+        """A version number that was never used."""
         self._versions += 1
         return self._versions
 
     def check_room(self, size_bytes: int) -> None:
-        """Refuses an object for which there is no room."""
+        """Raises StoreUnavailable if there is no room for an object."""
         held = self._objects.values()
         used = sum(len(stored.data) for names in held for versions in names.values() for stored in versions)
         if used + size_bytes > self._capacity_bytes:
@@ -253,13 +250,13 @@ class MemoryStoreServer:
 # Reports the contents of a bucket of keys to one listener, and every change.
 
 EXPIRY_PAUSE_S_MIN = 0.001
-"""So long a watcher waits at least before it looks again whether a lease is over: clocks and timers may differ."""
+"""The shortest wait before it checks again whether a lease is over: clocks and timers may differ."""
 
 _log = logging.getLogger(__name__)
 
 
 class MemoryWatch:
-    """Calls one listener, each time from the event loop, and wakes up when leases run out."""
+    """Calls one listener, each time from the event loop, and wakes up when leases expire."""
 
     def __init__(self, line: MemoryConnection, bucket: MemoryBucket, prefix: str, heard: Heard) -> None:
         self._line = line
@@ -275,7 +272,7 @@ class MemoryWatch:
         bucket.listeners.append(self._listener)
 
     def begin(self) -> None:
-        """Tells everything, now or when there is a way again."""
+        """Reports everything, now or when the link is back."""
         self._blind = True
         self._loop.call_soon(self._tell_all)
 
@@ -311,7 +308,7 @@ class MemoryWatch:
         try:
             self._heard(change)
         except Exception:
-            _log.exception("who watches %s failed; it is told of the next change all the same", self._bucket.name)
+            _log.exception("a watcher of %s failed; it still gets the next change", self._bucket.name)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -468,14 +465,14 @@ _shelves: dict[str, MemoryStoreServer] = {}
 
 
 def memory_store_server(place: str, clock: Clock) -> MemoryStoreServer:
-    """The server at `memory:PLACE`, made with this clock if there is none."""
+    """The server at `memory:PLACE`; made with this clock if there is none."""
     if place not in _shelves:
         _shelves[place] = MemoryStoreServer(clock)
     return _shelves[place]
 
 
 def forget_store_server(place: str) -> None:
-    """The next one to open it gets a new, empty server."""
+    """The next use of this name gets a new, empty server."""
     _shelves.pop(place, None)
 
 
@@ -503,7 +500,7 @@ class MemoryStore:
 
 
 async def open_store(url: str, clock: Clock) -> MemoryStore:
-    """A connection to the store at `memory:PLACE`, made if there is none."""
+    """Connects to the store at `memory:PLACE`; makes it if there is none."""
     place = url.removeprefix(SCHEME)
     if not url.startswith(SCHEME) or not place:
         raise ConfigError(f"store {url!r}: write memory:PLACE, for example memory:town")

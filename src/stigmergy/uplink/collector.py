@@ -1,9 +1,9 @@
-"""Takes what the uplinks of other nodes send, once and in order, and tells each how far it is.
+"""Receives from the uplinks of other nodes, once and in order, and tells each how far it is.
 
-A sender hears what is durable here, for all shards of this node: its marks, in the same commits as the results of the
-events. So whatever breaks on either side, the sender resumes at the right place. A batch is taken if it follows what
-was taken before; else the sender must check again. An event for an unknown agent or of an unknown type becomes a dead
-letter and delays nothing. Commands are refused: an uplink carries past events.
+A sender is told what is durable here, for all shards of this node: its marks, in the same commits as the results of the
+events. So whatever breaks on either side, the sender resumes at the right place. A batch is accepted if it follows the
+one before; else the sender must check again. An event for an unknown agent or of an unknown type becomes a dead letter
+and delays nothing. Commands are refused: an uplink carries past events.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ from stigmergy.uplink.rules import UplinkRule
 from stigmergy.uplink.sender import Uplink, UplinkStatus
 
 HOLE_MAX = 64
-"""So many numbers without an event between two of a commit are passed over one by one; more of them, in one go."""
+"""Up to this many numbers without an event, between two of a commit, are skipped one by one; more of them at once."""
 TELL_WITHIN_S = 15.0
-"""A broker that does not take an answer for so long is not waited for."""
+"""How long an answer waits for a broker that does not accept it."""
 MISSING = "a batch before it is missing"
 Key = tuple[str, int]
 
 
 class Basin(Struct, frozen=True):
-    """A bus that uplinks come in by."""
+    """A bus that uplinks arrive on."""
 
     bus: Bus
     site: str
-    """Where they are sent from if a declaration names no site; + for anywhere."""
+    """The site of senders if a declaration names none; + for any."""
 
 
 class CollectorCounters(Struct):
-    """What came up."""
+    """Counts of received batches and events."""
 
     collected_batches: int = 0
     collected_events: int = 0
     collected_repeated: int = 0
-    """Batches that were here already."""
+    """Batches that had arrived before."""
     collected_early: int = 0
     collected_refused: int = 0
     collected_shed: int = 0
     collected_lost: int = 0
-    """Stretches of other nodes' logs that were dropped there before they were sent."""
+    """Ranges of other nodes' logs that were dropped there before they were sent."""
 
 
 class Collector:
-    """The gateway's side. `start` before the bus opens; after `close` everything is left with the broker."""
+    """The gateway's side. `start` before the bus opens; after `close` everything stays with the broker."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class Collector:
         self._sorting = UplinkRoutes(host.declaration, collects, host.assignment.runs)
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
         self._confirmed: dict[Key, int] = {}
-        """Per source and incarnation, what is durable in all shards."""
+        """By source and incarnation: what is durable in all shards."""
         self._digests: dict[Key, bytes] = {}
-        """What senders said of the commit there, so that they know their own log again. Of this run only."""
+        """The senders' digests of the commits there, by which they recognise their own log. Of this run only."""
         self._reached: dict[Key, tuple[int, int]] = {}
-        """What was handed over and is not durable yet: the epoch of its owner, and how far."""
+        """What was posted and is not durable yet: the epoch of its owner, and the last number."""
         self._closed = False
         self.counters = CollectorCounters()
 
@@ -108,7 +108,7 @@ class Collector:
                 await basin.bus.subscribe(pattern, partial(self._take, basin.bus))
 
     def close(self) -> None:
-        """Takes nothing more."""
+        """Accepts nothing more."""
         self._closed = True
 
     async def _take(self, bus: Bus, message: BusMessage) -> None:
@@ -134,7 +134,7 @@ class Collector:
         await self._tell(bus, sender, "", [self._mark(said.shard, (source, said.incarnation))], refused)
 
     async def _collect(self, batch: Batch, source: str, message: BusMessage) -> str:
-        """Takes a batch; returns why not, if it does not. Up to its first wait calls are in order."""
+        """Accepts a batch; returns the reason if it does not. Calls are in order up to their first wait."""
         key = (source, batch.incarnation)
         confirmed = self._confirmed.get(key, 0)
         if batch.upto <= confirmed:
@@ -162,9 +162,9 @@ class Collector:
         return ""
 
     def _handed_over(self, key: Key, epoch: int, confirmed: int) -> int:
-        """How far this owner's batches have been handed over, so that the next one of it may follow.
+        """The last number posted for this owner's batches; the next one must follow it.
 
-        A new owner begins behind what was confirmed to it, whatever the one before it had under way.
+        A new owner begins after its confirmed number, whatever the one before it had in flight.
         """
         known, number = self._reached.get(key, (0, 0))
         known = max(known, *(shard.state.marks.epoch(*key) for shard in self._host.shards), 0)
@@ -173,13 +173,13 @@ class Collector:
         return max(number, confirmed) if key in self._reached and self._reached[key][0] == epoch else confirmed
 
     def _hand_over(self, batch: Batch, source: str, message: BusMessage) -> list[asyncio.Future[None]]:
-        """Gives the events to the shards; the last future is done when all is durable, and the mark behind it."""
+        """Posts the events to the shards; the last future is done when all is durable, with the mark behind it."""
         self._host.intake.check_open()
         taken: list[asyncio.Future[None]] = []
         stretches = self._stretches(batch, message)
         try:
             if batch.lost:
-                # The log says once that something will never come: nobody knows how many events that were.
+                # The log says once that a range will never come: nobody knows how many events it had.
                 self._pass(batch, source, batch.upto - 1)
                 self._pass(batch, source, batch.upto, printable(f"lost: {batch.lost}", REASON_CHARS_MAX))
             for number, items in (*stretches, (batch.upto + 1, [])):
@@ -194,7 +194,7 @@ class Collector:
         return taken
 
     def _pass(self, batch: Batch, source: str, last: int, because: str = "") -> None:
-        """Numbers up to here were left out by the rule and are passed over without a word, or are lost."""
+        """Skips numbers up to here: left out by the rule, or lost, and then `because` says why."""
         policy = self._host.declaration.policy_of(source)
         for shard in self._host.shards:
             passed = SequencesSkipped(source, batch.incarnation, batch.epoch, last, because)
@@ -208,7 +208,7 @@ class Collector:
         return done
 
     def _stretches(self, batch: Batch, message: BusMessage) -> list[tuple[int, list[tuple[str, bytes]]]]:
-        """The events as stretches without large holes, each with the number of its first."""
+        """The events as ranges without large gaps, each with the number of its first."""
         stretches: list[tuple[int, list[tuple[str, bytes]]]] = []
         before = -HOLE_MAX
         for number, address, body in batch.items:
@@ -230,7 +230,7 @@ class Collector:
         self.counters.collected_refused += 1
         self._teller.refused(message, error)
 
-    # ------------------------------------------------------------------ what senders are told
+    # ------------------------------------------------------------------ answers
 
     def _marks_of(self, sender: UplinkSource) -> list[UplinkMark]:
         found = [
@@ -245,7 +245,7 @@ class Collector:
         return UplinkMark(shard, key[1], epoch, self._confirmed.get(key, 0), self._digests.get(key, b""))
 
     async def _tell(self, bus: Bus, sender: UplinkSource, nonce: str, marks: list[UplinkMark], refused: str) -> None:
-        """On the bus that it speaks on. A sender that does not hear this asks again."""
+        """On the bus of the sender. A sender that does not get this asks again."""
         told = Told(self._me.node, self._run, nonce, marks, printable(refused, REASON_CHARS_MAX))
         with contextlib.suppress(LinkDown, NotRunning, TimeoutError):
             async with asyncio.timeout(TELL_WITHIN_S):
@@ -262,37 +262,35 @@ async def _all_of(futures: Sequence[asyncio.Future[None]]) -> None:
 
 # The uplinks of a node on a bus: its own, if it has a rule for one, and those that it collects.
 #
-# A gateway is between two levels: its own uplink may use another bus than its site, and uplinks of whole sites may come
-# in over a third one. By default everything is on the node's bus.
+# A gateway is between two levels: its own uplink may use another bus than its site, and uplinks of whole sites may
+# arrive on a third one. By default everything is on the node's bus.
 
 ANY_SITE = "+"
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """A bus that counts something of its own."""
+    """A bus with its own counters."""
 
-    def counted(self) -> dict[str, int]:
-        """By name."""
-        ...
+    def counted(self) -> dict[str, int]: ...
 
 
 class Levels(Struct, frozen=True):
-    """The buses to the levels above and below, where they are not the node's own."""
+    """The buses to the levels above and below, if they are not the node's own."""
 
     above: Bus | None = None
-    """By which its uplink leaves."""
+    """For the node's own uplink."""
     below: Bus | None = None
-    """By which uplinks of all sites come in."""
+    """For uplinks of all sites."""
 
     @property
     def buses(self) -> list[Bus]:
-        """Those that there are."""
+        """The existing ones."""
         return [bus for bus in (self.above, self.below) if bus is not None]
 
 
 class Relay:
-    """Both directions, and their life as part of the node's link."""
+    """Both directions; starts and stops with the node's link."""
 
     def __init__(
         self,
@@ -318,11 +316,11 @@ class Relay:
             self.levels.above.on_link(self._heard_above)
 
     async def start(self) -> None:
-        """After the host has started, and before the bus opens."""
+        """Call it after the host has started, and before the bus opens."""
         if self.collector is not None:
             await self.collector.start()
         if self.uplink is not None:
-            # From now on retention keeps what is still to be sent.
+            # From now on retention keeps what is not sent yet.
             self._host.housekeeper.safeguards.uplink = self.uplink
             await self.uplink.start()
         for bus in self.levels.buses:
@@ -351,29 +349,29 @@ class Relay:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the level above is out of reach, over the bus of its own that leads there."""
+        """Whether the level above is unreachable, over its own bus."""
         return self.levels.above is not None and not self.levels.above.is_up
 
     @property
     def why_cut_off(self) -> str:
-        """What keeps a level out of reach, if it has a bus of its own."""
+        """Why a level with its own bus is unreachable."""
         errors = [str(bus.last_error) for bus in self.levels.buses if bus.last_error is not None]
         return errors[0] if errors else ""
 
     def standing(self) -> UplinkStatus | None:
-        """How the node's own uplink stands; None without one."""
+        """The status of the node's own uplink; None without one."""
         return None if self.uplink is None else self.uplink.standing()
 
     @property
     def troubles(self) -> list[str]:
-        """Why nothing goes up at present, if somebody has to do something about it."""
+        """Why nothing goes up now, if somebody has to do something about it."""
         standing = self.standing()
         found = [f"uplink: {standing.trouble}"] if standing is not None and standing.trouble else []
         errors = (bus.last_error for bus in self.levels.buses)
         return [*found, *(str(error) for error in errors if isinstance(error, ConfigError))]
 
     def counters(self) -> dict[str, int]:
-        """What was sent up and collected, and what the buses between levels have counted themselves."""
+        """Counts of sent and collected events, and those of the buses between levels."""
         found = {} if self.uplink is None else self.uplink.counted()
         if self.collector is not None:
             found |= structs.asdict(self.collector.counters)

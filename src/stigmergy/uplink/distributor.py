@@ -1,12 +1,12 @@
-"""Takes what the uplinks of sites send and publishes it on a bus, to agents that many nodes share.
+"""Receives from the uplinks of sites and publishes on a bus, to agents that many nodes share.
 
 A collecting node keeps marks in its own log. If a fleet's shards are on many workers, no worker has all of them. So
-each event is published as an input of its agent, under its original numbers: the owner of the agent takes it once and
-in order. The position is kept in a store, and written once the bus has everything up to there. Events that were
+each event is published as an input of its agent, under its original numbers: the owner of the agent accepts it once
+and in order. The position is kept in a store, and written once the bus has everything up to there. Events that were
 published but not yet recorded are published again, and the marks drop them.
 
-One of these at a time distributes for a fleet. Two at once would lose nothing, but gateways would hear two answers. One
-that was paused never overwrites a newer position.
+Run one of these at a time for a fleet. Two at once would lose nothing, but gateways would get two answers. One that was
+paused never overwrites a newer position.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ANY_SITE = "+"
 MARKS_PREFIX = "mark."
 MARK_KEY_BYTES = 16
 PREVIOUS_COUNT_MAX = 100_000
-"""Streams of which the last number is remembered. Without it a message does not say what it follows."""
+"""Streams whose last number is remembered. Without it a message has no `previous`."""
 Key = tuple[str, int]
 Item = tuple[int, str, bytes]
 
 
 class KeptMark(Struct, frozen=True, array_like=True):
-    """How far the bus has come with a shard of an uplink, as it is kept in the store."""
+    """The position of a shard of an uplink, as it is kept in the store."""
 
     source: str
     shard: int
@@ -53,20 +53,20 @@ class KeptMark(Struct, frozen=True, array_like=True):
 
 
 class DistributorCounters(Struct):
-    """What came up and was handed out."""
+    """Counts of received and published events."""
 
     distributed_batches: int = 0
     distributed_events: int = 0
     distributed_repeated: int = 0
-    """Batches that were handed out already."""
+    """Batches that were published before."""
     distributed_early: int = 0
     distributed_refused: int = 0
     distributed_lost: int = 0
-    """Stretches of sites' logs that were dropped there before they were sent."""
+    """Ranges of sites' logs that were dropped there before they were sent."""
 
 
 class Distributor:
-    """Between the uplinks of sites and a bus. `start`, `stop`."""
+    """Publishes the uplinks of sites on a bus. `start`, `stop`."""
 
     def __init__(
         self, below: Bus, bus: Bus, keys: KeyValue, declaration: Declaration, me: UplinkSource, run: str
@@ -82,15 +82,15 @@ class Distributor:
         self._revisions: dict[str, int] = {}
         """Of the marks in the store, as we know them."""
         self._turns: dict[str, asyncio.Lock] = {}
-        """One batch of an uplink after the other: the next may begin only behind what is known of the last."""
+        """One batch of an uplink at a time: the next must follow the last one."""
         self._previous: dict[tuple[str, str, int], int] = {}
         self._pace = pace(declaration.settings.bus.messages_per_s, declaration.settings.bus.burst)
-        """The owners of the agents must not shed a site's backlog as a flood."""
+        """Keeps the owners of the agents from shedding a site's backlog as a flood."""
         self.counters = DistributorCounters()
         self.last_refusal = ""
 
     async def start(self) -> None:
-        """Reads how far everything is, and begins. Raises as the store does."""
+        """Reads the positions, and begins. Raises like the store."""
         for name in await self._keys.keys(MARKS_PREFIX):
             await self._read_mark(name)
         for pattern in self._sorting.patterns(ANY_SITE):
@@ -99,15 +99,14 @@ class Distributor:
         await self._below.open()
 
     async def stop(self) -> None:
-        """Ends it; what is under way is finished, within the bounds of both buses."""
+        """Ends it; work under way is finished, within the bounds of both buses."""
         await self._below.close()
         await self._bus.close()
 
     def counted(self) -> dict[str, int]:
-        """By name."""
         return structs.asdict(self.counters)
 
-    # ------------------------------------------------------------------ what comes up
+    # ------------------------------------------------------------------ incoming
 
     async def _take(self, message: BusMessage) -> None:
         sender = sender_of(message.topic)
@@ -130,7 +129,7 @@ class Distributor:
         await self._tell(sender, "", marks, refused)
 
     async def _hand_out(self, batch: Batch, source: str) -> str:
-        """Publishes a batch and writes down that it was; returns why not, if it could not be."""
+        """Publishes a batch and records it; returns the reason if it could not."""
         key = (source, batch.incarnation)
         known = self._marks.get(key) or KeptMark(source, batch.shard, batch.incarnation, 0, 0)
         if batch.upto <= known.number:
@@ -147,7 +146,7 @@ class Distributor:
             await self._publish(batch, source, items)
             await self._write_down(mark)
         except StigmergyError as error:
-            # Whether all of it is on the bus is not known: it is sent again, and published again.
+            # Whether all of it is on the bus is unknown: it comes again, and is published again.
             self.counters.distributed_refused += 1
             return str(error)
         self._marks[key] = mark
@@ -156,7 +155,7 @@ class Distributor:
         return ""
 
     async def _write_down(self, mark: KeptMark) -> None:
-        """Raises StoreConflict if another one has done so since: how far that one is, is known then."""
+        """Raises StoreConflict if another distributor has written since: we know its position then."""
         name = _key_of(mark)
         try:
             known = self._revisions.get(name, 0)
@@ -173,7 +172,7 @@ class Distributor:
         self._revisions[name] = 0 if entry is None else entry.revision
 
     async def _publish(self, batch: Batch, source: str, items: Sequence[Item]) -> None:
-        """Events of one agent one after the other, of different ones side by side."""
+        """Publishes the events of one agent in order, of different agents concurrently."""
         of_agents: dict[str, list[tuple[int, bytes]]] = {}
         for number, address, body in items:
             to = self._sorting.address(address)
@@ -190,14 +189,14 @@ class Distributor:
         topic = self._topics.of_agent(to, Channel.INPUTS)
         stream = (topic, source, batch.incarnation)
         for number, body in events:
-            while not self._pace.admit(topic, _now_ns()):  # noqa: ASYNC110 - only time brings more
+            while not self._pace.admit(topic, _now_ns()):  # noqa: ASYNC110 - only time brings more tokens
                 await asyncio.sleep(PACE_LOOK_S)
             before = self._previous.get(stream, 0)
             try:
                 event = _event(to, batch, source, number, before if before < number else 0, body)
                 await self._bus.publish(BusMessage(topic, event, content_type=CONTENT_TYPE))
             except PeerError:
-                # It can never be published, and what is behind it must not wait for it.
+                # It can never be published, and later events must not wait for it.
                 self.counters.distributed_refused += 1
                 continue
             self.counters.distributed_events += 1
@@ -205,7 +204,7 @@ class Distributor:
                 del self._previous[next(iter(self._previous))]
             self._previous[stream] = number
 
-    # ------------------------------------------------------------------ what senders are told
+    # ------------------------------------------------------------------ answers
 
     def _marks_of(self, sender: UplinkSource) -> list[UplinkMark]:
         found = [
@@ -216,7 +215,7 @@ class Distributor:
         return found[-MARKS_COUNT_MAX:]
 
     async def _tell(self, sender: UplinkSource, nonce: str, marks: list[UplinkMark], refused: str) -> None:
-        """A sender that does not hear this asks again."""
+        """A sender that does not get this asks again."""
         told = Told(self._me.node, self._run, nonce, marks, printable(refused, REASON_CHARS_MAX))
         with contextlib.suppress(LinkDown, NotRunning, TimeoutError):
             async with asyncio.timeout(TELL_WITHIN_S):
@@ -224,7 +223,7 @@ class Distributor:
 
 
 def _event(to: str, batch: Batch, source: str, number: int, previous: int, body: bytes) -> bytes:
-    """An event as an input of its agent, with the numbers that it came with. Raises Malformed."""
+    """An event as an input of its agent, with its original numbers. Raises Malformed."""
     tag, content_type, data = data_of(body)
     numbers = {"sequence": number, "incarnation": batch.incarnation, "epoch": batch.epoch}
     numbers |= {"previous": previous} if previous else {}

@@ -1,6 +1,6 @@
-"""One shard of an uplink: reads its journal on, cuts batches, knows what the receiver has confirmed.
+"""One shard of an uplink: reads its journal, cuts batches, knows what the receiver has confirmed.
 
-It has no memory that must survive: `resume` starts from the receiver's marks, as often as needed. It reads in small
+It has no state that must survive: `resume` starts from the receiver's marks, as often as needed. It reads in small
 portions; the caller yields to the node's own work between them.
 """
 
@@ -21,11 +21,11 @@ from stigmergy.uplink.rules import Item, Sieve, SieveCounters, UplinkRule, compl
 
 GULP_COMMITS = 128
 GULP_BYTES = 256 * 1024
-"""What is read in one go; a commit more than this is read all the same."""
+"""Read in one go; a larger commit is read all the same."""
 PASS_COMMITS = 10_000
-"""After so many commits of which nothing goes up the receiver hears of it: a restart need not read them again."""
+"""After this many commits without events to send the receiver is told: a restart need not read them again."""
 NOTES_MAX = 1_000
-"""Places in the log that are remembered for `floor`; with more of them every second one is forgotten."""
+"""Places in the log that are remembered for `floor`; with more of them every second one is dropped."""
 WANTED_NOTES = 64
 
 
@@ -36,7 +36,7 @@ class BatchInFlight(Struct, frozen=True):
     upto: int
     sent_ns: int
     time_ns: int
-    """Of the newest commit in it, as the journal has it."""
+    """Of the newest commit in it, by the journal."""
 
 
 class _Queued(Struct, frozen=True):
@@ -48,7 +48,7 @@ class _Queued(Struct, frozen=True):
 
 
 class _Covered(Struct, frozen=True):
-    """How far was read, the journal's time there, and what the commit's digest begins with."""
+    """How far was read, the journal's time there, and the beginning of the commit's digest."""
 
     incarnation: int = 0
     number: int = 0
@@ -75,13 +75,13 @@ class Lane:
         self._counters = counters
         self.flights: deque[BatchInFlight] = deque()
         self.trouble = ""
-        """Why nothing is sent; empty when something is."""
+        """Why nothing is sent; empty if something is."""
         self.confirmed_position = 0
         self.confirmed_ns = 0
         """The journal's time up to which the receiver has everything."""
         self.lost_commits = 0
         self._counted_lost = 0
-        """Up to here they are counted: a repeated request finds the same gap again."""
+        """Lost commits up to here were counted: a repeated request finds the same gap again."""
         self._floor = 0
         self._reset()
 
@@ -92,7 +92,7 @@ class Lane:
         self._next = 1
         self._covered = _Covered()
         self._sent: dict[int, int] = {}
-        """Per incarnation the last number that a batch covers."""
+        """By incarnation: the last number that a batch covers."""
         self._epochs: dict[int, int] = {}
         self._lost: tuple[int, int, str] | None = None
         """Incarnation, last number, and why."""
@@ -104,16 +104,16 @@ class Lane:
     # ------------------------------------------------------------------ where to begin
 
     def resume(self, marks: Mapping[int, UplinkMark], head: int, epoch: int, now_ns: int) -> Iterator[None]:
-        """Begins behind the receiver's marks, one for each incarnation. Run it to its end, giving way in between.
+        """Starts after the receiver's marks, one for each incarnation. Run it to its end, and yield in between.
 
         Raises DataLost if the receiver has more than this journal: then nothing is sent, because its numbers would
-        not be those that the receiver knows.
+        differ from those that the receiver knows.
         """
         self._reset()
         self._cut_ns = now_ns
         self._sent = {incarnation: mark.number for incarnation, mark in marks.items()}
         self._epochs = {incarnation: mark.epoch for incarnation, mark in marks.items()}
-        # A mark that one shard of the receiver has moved and another has not says nothing yet.
+        # Ignore a mark that one shard of the receiver has moved and another has not.
         marks = {incarnation: mark for incarnation, mark in marks.items() if mark.number}
         own = marks.get(self._journal.identity.incarnation)
         first = self._journal.first_position(self.shard)
@@ -128,7 +128,7 @@ class Lane:
         self._sieve.counters = self._counters
 
     def _check_ours(self, own: UplinkMark, first: int, head: int, epoch: int) -> None:
-        """The receiver knows nothing of this journal that is not in it."""
+        """Raises DataLost if the receiver knows more of this journal than there is."""
         position = position_of(own.number)
         if position > head or own.epoch > epoch:
             other = f"ends at {head} with epoch {epoch}"
@@ -138,22 +138,22 @@ class Lane:
             return
         raise DataLost(
             f"shard {self.shard}: the receiver has confirmed position {position} of epoch {own.epoch}, and this "
-            f"journal {other}: it has lost data, or is an older copy; put the newest copy in its place, or make the "
-            "copy a journal of its own; nothing is sent"
+            f"journal {other}: it has lost data, or is an older copy; replace it by the newest copy, or make the "
+            "copy a separate journal; nothing is sent"
         )
 
     def _start_of_copy(self, marks: Mapping[int, UplinkMark], first: int, head: int) -> int:
-        """A journal that the receiver does not know: new, or a copy, whose first part it may know from the original."""
+        """For a journal that the receiver does not know: new, or a copy, whose first part it may know."""
         start = 1
         for incarnation, mark in marks.items():
             position = complete_position(mark.number)
             known = position < first or (position <= head and self._commit_at(position).incarnation == incarnation)
-            # What the receiver knows beyond the copy says nothing about where the copy's own part begins.
+            # Marks of the original beyond the copy do not say where the copy's own part begins.
             start = max(start, position + 1 if known else first)
         return start
 
     def _read_back(self, first: int, last: int) -> Iterator[None]:
-        """Lets the sieve take once more what it would remember of the commits up to `last`."""
+        """Feeds the sieve the commits up to `last` again that it must remember."""
         commit = self._commit_at(last)
         self.confirmed_ns = commit.runs[-1].time_ns
         begin = last_before(self._journal, self.shard, first, last, self._sieve.horizon(commit.runs[0].time_ns)) + 1
@@ -176,14 +176,14 @@ class Lane:
         return self._next > head
 
     def fill(self, head: int) -> bool:
-        """Reads on by one gulp; whether there was anything."""
+        """Reads one more portion; returns whether there was anything."""
         if self._next > head or self._lost is not None:
             return False
         first = self._journal.first_position(self.shard)
         if self._next < first:
             if self._queue:
                 return False
-            # Retention had no room for it any more.
+            # Retention had no room for it.
             self._gap = (self._next, first - 1)
             self.lost_commits += max(0, first - max(self._next, self._counted_lost + 1))
             self._counted_lost = max(first - 1, self._counted_lost)
@@ -197,7 +197,7 @@ class Lane:
         return True
 
     def cut(self, epoch: int, bytes_max: int, now_ns: int, *, pass_due_ns: int) -> Batch | None:
-        """The next batch, if there is something to say."""
+        """The next batch, if there is something to send."""
         if self._lost is not None:
             incarnation, upto, why = self._lost
             self._lost = None
@@ -222,7 +222,7 @@ class Lane:
         return self._batch(incarnation, epoch, one.number, items, now_ns, digest=one.digest)
 
     def _pass(self, epoch: int, now_ns: int, pass_due_ns: int) -> Batch | None:
-        """Nothing of what was read goes up: the receiver hears of it now and then."""
+        """Nothing that was read goes up: tells the receiver now and then."""
         incarnation, upto = self._covered.incarnation, self._covered.number
         if incarnation != self._journal.identity.incarnation or upto <= self._sent.get(incarnation, 0):
             return None
@@ -247,14 +247,14 @@ class Lane:
         self._cut_ns = now_ns
         self.flights.append(BatchInFlight(incarnation, upto, now_ns, self._covered.time_ns))
         if incarnation != self._journal.identity.incarnation:
-            # Of a journal that this one is a copy of: its last owner may have come further than the copy knows.
+            # Of the journal that this one copies: its last owner may have a higher epoch than the copy knows.
             epoch = max(epoch, self._epochs.get(incarnation, 0))
         return Batch(self.shard, incarnation, epoch, after, upto, items, lost, digest)
 
-    # ------------------------------------------------------------------ what the receiver says
+    # ------------------------------------------------------------------ confirmations
 
     def confirm(self, incarnation: int, number: int) -> bool:
-        """The receiver has everything of this incarnation up to here; whether that is news."""
+        """The receiver has everything of this incarnation up to here; returns whether that is new."""
         progress = False
         while self.flights and self.flights[0].incarnation == incarnation and self.flights[0].upto <= number:
             flight = self.flights.popleft()
@@ -267,7 +267,7 @@ class Lane:
 
     @property
     def floor(self) -> int:
-        """Up to which position neither the receiver nor, after a restart, the sieve needs the log any more."""
+        """The position up to which neither the receiver nor, after a restart, the sieve needs the log."""
         return self._floor
 
     def _raise_floor(self) -> None:
@@ -298,11 +298,11 @@ class Lane:
         return next(iter(self._journal.read(self.shard, after=position - 1)))
 
     def _opened(self, stored: StoredCommit) -> Commit:
-        """What is damaged is not passed on as if it were whole."""
+        """Opens a commit; raises instead of passing on a damaged one."""
         if digest_commit(stored.sealed.body) != stored.sealed.digest:
             raise JournalCorrupt(
                 f"shard {self.shard}, position {stored.sealed.position}: its bytes are not those that were written; "
-                "nothing behind it is sent: restore from a copy"
+                "nothing after it is sent: restore from a copy"
             )
         return open_commit(stored.sealed.body)
 
@@ -319,7 +319,7 @@ class Lane:
         self._note(commit)
 
     def _note(self, commit: Commit) -> None:
-        """Remembers places in the log, near enough to each other."""
+        """Remembers places in the log, close enough to each other."""
         time_ns = commit.runs[0].time_ns
         if self._notes and time_ns - self._notes[-1][1] < self._sieve.longest_ns // WANTED_NOTES:
             return

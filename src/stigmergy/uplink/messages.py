@@ -1,10 +1,10 @@
 """Messages between an uplink and its receiver, and their bytes. Pure. docs/uplink.md describes every field.
 
-    Inquiry    up     how far have you come with me?
-    Told       down   so far, and it is durable; or why not
-    Batch      up     everything behind one number up to another that the rule lets through
+        Inquiry    up     how far are you?
+        Told       down   so far, and it is durable; or why not
+        Batch      up     everything after one number up to another that the rule lets through
 
-A message is one byte, 1 for plain and 2 for zlib, and then msgpack. The topic says who speaks, the message never does.
+A message is one byte, 1 for plain and 2 for zlib, and then msgpack. The topic names the sender, the message never does.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ ITEMS_COUNT_MAX = 10_000
 MARKS_COUNT_MAX = 10_000
 NAME_CHARS_MAX = 200
 OPENED_BYTES_MAX = 1024 * 1024
-"""What a message may unpack to."""
+"""The decompressed size of a message."""
 ITEM_OVERHEAD_BYTES = 20
 DIGEST_BYTES = 8
 PACK_FROM_BYTES = 200
-"""Less than this does not become smaller."""
+"""Smaller messages do not get smaller."""
 PACK_LEVEL = 1
 
 
 class UplinkMark(Struct, frozen=True, array_like=True):
-    """How far the receiver has come with a shard: everything up to this number is durable there."""
+    """The receiver's position in a shard: everything up to this number is durable there."""
 
     shard: int
     incarnation: int
     epoch: int
     number: int
     digest: bytes = b""
-    """What the sender said of the commit there, if it said so in this run of the receiver."""
+    """The sender's digest of the commit there, if it sent one in this run of the receiver."""
 
 
 class Inquiry(Struct, frozen=True, array_like=True, tag="inquiry"):
@@ -51,24 +51,24 @@ class Inquiry(Struct, frozen=True, array_like=True, tag="inquiry"):
 
 
 class Told(Struct, frozen=True, array_like=True, tag="told"):
-    """What the receiver says."""
+    """The receiver's answer."""
 
     receiver: str
     """The node that collects."""
     run: str
-    """Another one each time that it starts: it may have been restored from a copy meanwhile."""
+    """Another one at each start: it may have been restored from a copy meanwhile."""
     nonce: str
-    """Of the inquiry that this answers; empty behind a batch."""
+    """Of the inquiry that this answers; empty after a batch."""
     marks: list[UplinkMark]
-    """All of this uplink in the answer to an inquiry; behind a batch, that of its shard."""
+    """In answer to an inquiry, all of this uplink; after a batch, that of its shard."""
     refused: str = ""
-    """Why the last batch was not taken, if it was not."""
+    """Why the last batch was refused; else empty."""
 
 
 class Batch(Struct, frozen=True, array_like=True, tag="batch"):
-    """Everything behind `after` up to and including `upto`. Numbers without an item were left out by the rule.
+    """Everything after `after` up to and including `upto`. The rule left out numbers without an item.
 
-    With `lost`, there is nothing to come in all of it, and this says why.
+    With `lost`, all of it will never come, and this says why.
     """
 
     shard: int
@@ -79,7 +79,7 @@ class Batch(Struct, frozen=True, array_like=True, tag="batch"):
     items: list[Item]
     lost: str = ""
     digest: bytes = b""
-    """The beginning of the digest of the commit at `upto`, by which a sender knows its own log again."""
+    """The beginning of the digest of the commit at `upto`, by which a sender recognises its own log."""
 
 
 Up = Inquiry | Batch
@@ -89,7 +89,7 @@ _told_decoder = msgspec.msgpack.Decoder(Told)
 
 
 def write_message(message: Up | Told) -> bytes:
-    """The bytes of a message, made smaller if that is worth it."""
+    """Encodes a message; compressed if that makes it smaller."""
     data = _encoder.encode(message)
     if len(data) >= PACK_FROM_BYTES:
         packed = zlib.compress(data, PACK_LEVEL)
@@ -99,11 +99,11 @@ def write_message(message: Up | Told) -> bytes:
 
 
 def read_up(data: bytes) -> Up:
-    """What a sender says. Raises Malformed or TooLarge."""
+    """Decodes a sender's message. Raises Malformed or TooLarge."""
     try:
         message = _up_decoder.decode(_opened(data))
     except UNDECODABLE as error:
-        raise Malformed(f"no message of an uplink ({error}); docs/uplink.md describes them") from None
+        raise Malformed(f"not an uplink message ({error}); docs/uplink.md describes them") from None
     if isinstance(message, Inquiry):
         if len(message.nonce) > NAME_CHARS_MAX:
             raise TooLarge(f"a nonce of {len(message.nonce)} characters, {NAME_CHARS_MAX} at most")
@@ -113,11 +113,11 @@ def read_up(data: bytes) -> Up:
 
 
 def read_told(data: bytes) -> Told:
-    """What a receiver says. Raises Malformed or TooLarge."""
+    """Decodes a receiver's message. Raises Malformed or TooLarge."""
     try:
         told = _told_decoder.decode(_opened(data))
     except UNDECODABLE as error:
-        raise Malformed(f"no answer to an uplink ({error}); docs/uplink.md describes them") from None
+        raise Malformed(f"not an answer to an uplink ({error}); docs/uplink.md describes them") from None
     if max(len(told.receiver), len(told.run), len(told.nonce)) > NAME_CHARS_MAX or len(told.refused) > REASON_CHARS_MAX:
         raise TooLarge("an answer to an uplink whose names or reason are too long")
     if len(told.marks) > MARKS_COUNT_MAX:
@@ -146,25 +146,25 @@ def _check_batch(batch: Batch) -> None:
 
 def _check_numbers(shard: int, *numbers: int) -> None:
     if not 0 <= shard < SHARDS_MAX or not all(0 <= number < NUMBERS_END >> 1 for number in numbers):
-        raise Malformed(f"a message of an uplink with impossible numbers; they are below 2**{40 + SLOT_BITS}")
+        raise Malformed(f"an uplink message with impossible numbers; they are below 2**{40 + SLOT_BITS}")
 
 
 def _opened(data: bytes) -> bytes:
-    """Unpacks, never to more than a bound."""
+    """Decompresses, up to a bound."""
     first, rest = data[:1], data[1:]
     if first == PACKED:
         opener = zlib.decompressobj()
         try:
             opened = opener.decompress(rest, OPENED_BYTES_MAX)
         except zlib.error as error:
-            raise Malformed(f"a message of an uplink that does not unpack: {error}") from None
+            raise Malformed(f"an uplink message that does not decompress: {error}") from None
         if opener.unconsumed_tail:
-            raise TooLarge(f"a message of an uplink that unpacks to more than {OPENED_BYTES_MAX} bytes")
+            raise TooLarge(f"an uplink message that decompresses to more than {OPENED_BYTES_MAX} bytes")
         if not opener.eof or opener.unused_data:
-            raise Malformed("a message of an uplink that is cut off, or has something behind it")
+            raise Malformed("an uplink message that is cut off, or has extra bytes")
         return opened
     if first != PLAIN:
-        raise Malformed("a message of an uplink of another format; update this node")
+        raise Malformed("an uplink message of another format; update this node")
     if len(rest) > OPENED_BYTES_MAX:
-        raise TooLarge(f"a message of an uplink of {len(rest)} bytes, {OPENED_BYTES_MAX} at most")
+        raise TooLarge(f"an uplink message of {len(rest)} bytes, {OPENED_BYTES_MAX} at most")
     return rest

@@ -38,42 +38,42 @@ class UplinkSource(Struct, frozen=True):
 
     @property
     def marks_topic(self) -> str:
-        """Where it is told how far the receiver has come."""
+        """Where the receiver answers."""
         return f"{self.topic}/{MARKS}"
 
     @property
     def prefix(self) -> str:
-        """What the names of its sources begin with."""
+        """The prefix of the names of its sources."""
         return f"{UPLINK_SOURCES}{escape(self.fleet)}/{escape(self.site)}/{escape(self.node)}/"
 
     def source(self, shard: int) -> str:
-        """Under which name the receiver's marks know one of its shards."""
+        """The name of one of its shards in the receiver's marks."""
         return f"{self.prefix}{shard}"
 
 
 def uplinks_pattern(fleet: str, site: str) -> str:
-    """What to subscribe to for all uplinks of a fleet at a site; + stands for any."""
+    """The pattern for all uplinks of a fleet at a site; + matches any."""
     levels = (level if level == "+" else escape(level) for level in (fleet, site))
     return f"{'/'.join(levels)}/{UPLINK}/+"
 
 
 def sender_of(topic: str) -> UplinkSource:
-    """Whose uplink a topic is. Raises Malformed for any other."""
+    """The node of an uplink's topic. Raises Malformed for any other topic."""
     levels = topic.split("/")
     if len(levels) == 4 and levels[2] == UPLINK:
         sender = UplinkSource(*(unescape(levels[number]) for number in (0, 1, 3)))
         if len(sender.prefix) + SHARD_DIGITS <= SOURCE_CHARS_MAX:
             return sender
-    raise Malformed(f"{topic[:200]!r} is no topic of an uplink")
+    raise Malformed(f"{topic[:200]!r} is not an uplink topic")
 
 
-# Which uplinks a node listens to, which agents their events are for, and which of them are refused. Pure.
+# Which uplinks a node subscribes to, which agents their events are for, and which are refused. Pure.
 
 SUMMARY = spec_of(Summary).name
 
 
 class UplinkRoutes:
-    """What a fleet's declarations say about events from uplinks."""
+    """A fleet's declarations about events from uplinks."""
 
     def __init__(
         self, declaration: Declaration, collects: Sequence[Collect], runs: Callable[[str], bool] = lambda _: True
@@ -88,12 +88,12 @@ class UplinkRoutes:
         }
 
     def patterns(self, site: str) -> list[str]:
-        """The topics to subscribe to, each once; `site` where a declaration names none."""
+        """The topics to subscribe to, each once; `site` if a declaration names none."""
         wanted = (uplinks_pattern(one.fleet or self._fleet, one.site or site) for one in self._collects)
         return list(dict.fromkeys(wanted))
 
     def address(self, address: str) -> str:
-        """Who gets it here: the first declaration that fits says so, else it is the same address."""
+        """The receiving agent here: by the first matching declaration, else the same address."""
         for collect in self._collects:
             places = collect.match(address)
             if places is not None:
@@ -101,11 +101,11 @@ class UplinkRoutes:
         return address
 
     def unwanted(self, to: str, name: str) -> str:
-        """Why a message of this name is not taken; empty if it is."""
+        """Why a message of this name is refused; empty if it is accepted."""
         if not self._runs(to):
-            return f"{to[:200]} does not run on this node; take its uplink where it does"
+            return f"{to[:200]} does not run on this node; collect its uplink where it does"
         if name in self._commands.get(to.partition("/")[0], ()):
-            return f"{name[:100]} is a command; an uplink brings events only"
+            return f"{name[:100]} is a command; an uplink carries events only"
         if name.startswith(OURS) and name != SUMMARY:
-            return f"{name[:100]} is said by this node's own framework alone"
+            return f"{name[:100]} comes only from this node's own framework"
         return ""

@@ -4,11 +4,11 @@
                aggregate = { BatteryMeasured = { every = "60s", fields = ["percent"] } } }
 
 Every decision follows from the journal, its times included, and never from a clock: the same commits always give the
-same events with the same numbers. So a sender needs no memory of its own. What a sieve remembers, samples taken and
-summaries begun, is restored by feeding it the commits since `horizon` again.
+same events with the same numbers. So a sender needs no memory of its own. To restore what a sieve remembers, samples
+and unfinished summaries, feed it the commits since `horizon` again.
 
 A number is `position << 22 | slot`. The slots of a commit are first for the summaries that its time completes, then,
-from 2**21 on, one for each of its events, sent or not: what the rule leaves out leaves a gap in the numbers.
+from 2**21 on, one for each of its events, sent or not: events that the rule leaves out leave gaps in the numbers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from stigmergy.shard.directory import Directory
 SLOT_BITS = 22
 FIRST_EVENT = 1 << (SLOT_BITS - 1)
 WHOLE = (1 << SLOT_BITS) - 1
-"""The slot that stands for all of a commit."""
+"""The slot that stands for a whole commit."""
 BUCKETS_COUNT_MAX = 100_000
-"""Summaries under way. At the limit the events of yet another agent are left out and counted."""
+"""Unfinished summaries. At the limit the events of further agents are left out and counted."""
 SAMPLES_COUNT_MAX = 100_000
-"""Samples remembered before those whose time is over are forgotten."""
+"""Samples remembered before expired ones are dropped."""
 NAMES_COUNT_MAX = 1_000
 EVERY_MS_MAX = 24 * 3600 * 1000
 OURS = "stigmergy."
@@ -44,11 +44,11 @@ _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?(ms|s|m|h)", re.ASCII)
 _UNITS_NS = {"ms": SECOND_NS // 1000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3600 * SECOND_NS}
 
 Item = tuple[int, str, bytes]
-"""What goes up: its number, whose it is, the event's bytes."""
+"""What goes up: number, agent, the event's bytes."""
 
 
 class FieldSummary(Struct, frozen=True):
-    """What a numeric field was like. Values that are no finite numbers are passed over."""
+    """The summary of a numeric field. Values that are not finite numbers are skipped."""
 
     name: str
     count: int
@@ -59,17 +59,17 @@ class FieldSummary(Struct, frozen=True):
 
 
 class Summary(Event, name="stigmergy.Summary"):
-    """Stands for all events of one type that an agent has kept in a stretch of time. Times are the journal's."""
+    """Stands for all events of one type of an agent in a period. Times are the journal's."""
 
     event: str
     """The type's name, without its version."""
     count: int
     start_s: float
     end_s: float
-    """The stretch: from its start up to, and not including, its end."""
+    """The period: from its start up to, and not including, its end."""
     first_s: float
     last_s: float
-    """When the first and the last of them were kept."""
+    """The times of the first and the last event."""
     fields: tuple[FieldSummary, ...] = ()
 
     def field(self, name: str) -> FieldSummary | None:
@@ -78,26 +78,26 @@ class Summary(Event, name="stigmergy.Summary"):
 
 
 class Aggregate(Struct, frozen=True, forbid_unknown_fields=True):
-    """One summary per agent for each such stretch of time; without fields, of all that are numbers."""
+    """One summary per agent for each period; without fields, of all numeric ones."""
 
     every: str
     fields: tuple[str, ...] = ()
 
 
 class UplinkRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """What goes up. Names are those of event types, whatever their version.
+    """What goes up. Names are those of event types, of any version.
 
-    Without `only` everything goes up but what is sampled or aggregated; with it, what it names, and nothing else but
-    samples and summaries. A type may be aggregated, and besides be sampled or in `only`.
+    Without `only` everything goes up except what is sampled or aggregated; with it, only what it names, samples and
+    summaries. A type may be aggregated, and also be sampled or in `only`.
     """
 
     only: tuple[str, ...] | None = None
     sample: Mapping[str, str] = {}
-    """At most one event per agent, the first, for each such stretch of time."""
+    """At most one event per agent, the first, for each period."""
     aggregate: Mapping[str, Aggregate] = {}
     when_full: Literal["drop", "hold"] = "drop"
     """When the log needs room and the receiver has not confirmed its oldest part: drop that and declare it lost, or
-    hold it, and rather let the node stop."""
+    hold it, and let the node stop instead."""
 
     def __post_init__(self) -> None:
         names = [*(self.only or ()), *self.sample, *self.aggregate]
@@ -105,7 +105,7 @@ class UplinkRule(Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"uplink: {len(names)} names of events, {NAMES_COUNT_MAX} at most")
         for name in names:
             if not name or "@" in name:
-                raise ConfigError(f"uplink: {name!r} is no name of an event type; write it without a version")
+                raise ConfigError(f"uplink: {name!r} is not the name of an event type; write it without a version")
         for name in self.sample:
             duration_ns(f"uplink: sample.{name}", self.sample[name])
             if name in (self.only or ()):
@@ -115,7 +115,7 @@ class UplinkRule(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def duration_ns(what: str, text: str) -> int:
-    """Reads `500ms`, `1s`, `5m`, `1h`."""
+    """Parses `500ms`, `1s`, `5m`, `1h`."""
     found = _DURATION.fullmatch(text)
     length_ns = round(float(found[1]) * _UNITS_NS[found[2]]) if found else 0
     if not SECOND_NS // 1000 <= length_ns <= EVERY_MS_MAX * (SECOND_NS // 1000):
@@ -129,12 +129,12 @@ def number_of(position: int, slot: int = WHOLE) -> int:
 
 
 def position_of(number: int) -> int:
-    """Which commit a number belongs to."""
+    """The commit of a number."""
     return number >> SLOT_BITS
 
 
 def complete_position(number: int) -> int:
-    """The last commit of which nothing is left behind this number."""
+    """The last commit that is complete at this number."""
     return number >> SLOT_BITS if number & WHOLE == WHOLE else (number >> SLOT_BITS) - 1
 
 
@@ -188,7 +188,7 @@ class _Bucket:
 
 
 class SieveCounters(Struct):
-    """What became of the events of the journal."""
+    """What happened to the events of the journal."""
 
     uplink_events_passed: int = 0
     uplink_events_left_out: int = 0
@@ -207,7 +207,7 @@ class Sieve:
         }
         self._lengths = (*self._sample.values(), *(length_ns for length_ns, _ in self._aggregate.values()))
         self._sampled: dict[tuple[str, str], int] = {}
-        """Per agent and type, the end of the stretch of which a sample was taken."""
+        """By agent and type: the end of the period that was sampled."""
         self._buckets: dict[tuple[int, str, str], _Bucket] = {}
         """By end, agent and type."""
         self._next_end_ns = 0
@@ -216,17 +216,17 @@ class Sieve:
 
     @property
     def longest_ns(self) -> int:
-        """The longest stretch of time that it has to remember; 0 if it remembers nothing."""
+        """The longest period that it has to remember; 0 if it remembers nothing."""
         return max(self._lengths, default=0)
 
     def horizon(self, time_ns: int) -> int:
-        """From which time on commits matter for what the sieve remembers after a commit of this time."""
+        """The time from which on commits matter for what the sieve remembers after a commit of this time."""
         return min((_floor(time_ns, length_ns) for length_ns in self._lengths), default=time_ns + 1)
 
     def take(self, commit: Commit, reading: Reading | None = None) -> list[Item]:
-        """What of this commit goes up, and the summaries that its time completes, in the order of their numbers.
+        """The events of this commit that go up, and the summaries that its time completes, ordered by their numbers.
 
-        `reading` is needed where it keeps events of compiled agents; they go up as the messages that they are.
+        `reading` is needed for events of compiled agents; they go up as ordinary messages.
         """
         items: list[Item] = []
         base = commit.position << SLOT_BITS
@@ -255,7 +255,7 @@ class Sieve:
         return items
 
     def _take_records(self, records: Records, base: int, items: list[Item]) -> None:
-        """The same for records. Of those that nobody wants nothing is taken apart."""
+        """The same for records. Unwanted ones are not decoded."""
         run, forms = records.run, records.layout.forms
         names = [self._name(form.tag) for form in forms]
         wanted = [name in self._aggregate or name in self._sample or self._passes("", name, 0) for name in names]
@@ -278,7 +278,7 @@ class Sieve:
         return name not in self._aggregate if self._only is None else name in self._only
 
     def _name(self, tag: str) -> str:
-        """The name of a type that may go up. What the framework says about this node's own agents may not."""
+        """The name of a type that may go up. The framework's events about this node's own agents may not."""
         name = self._names.get(tag)
         if name is None:
             name = tag.partition("@")[0]
@@ -312,7 +312,7 @@ class Sieve:
         bucket.add(message, wanted, time_ns)
 
     def _completed(self, time_ns: int) -> Iterator[tuple[str, bytes]]:
-        """The summaries whose time is over; no event of theirs can follow, because a journal's time never goes back."""
+        """The summaries of finished periods: a journal's time never goes back, so no event of theirs can follow."""
         for key in sorted(key for key in self._buckets if key[0] <= time_ns):
             end_ns, address, name = key
             self.counters.uplink_summaries += 1

@@ -1,9 +1,9 @@
-"""The uplink of a node: sends its journal as a rule says, starting from the receiver's own marks.
+"""The uplink of a node: sends its journal by a rule, starting from the receiver's own marks.
 
-It asks the receiver how far it is, sends what follows, and trusts only the marks it is told: that a broker has taken a
-batch proves nothing. When a link, the receiver or this node is back after a break, it asks again. A bounded number of
-batches is in flight; while the link is down nothing is read and nothing is sent. Reading and packing take at most a
-fifth of the node's time.
+It asks the receiver how far it is, sends what follows, and trusts only the marks it gets: that a broker has a batch
+proves nothing. When a link, the receiver or this node is back after a break, it asks again. A bounded number of batches
+is in flight; while the link is down nothing is read and nothing is sent. Reading and packing take at most a fifth of
+the node's time.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from stigmergy.uplink.names import UplinkSource
 from stigmergy.uplink.rules import SieveCounters, UplinkRule
 
 REST_FACTOR = 4
-"""After reading and packing for a while it rests so many times as long."""
+"""After reading and packing for a while it rests this many times as long."""
 QUIET_TRIES = 20
 QUIET_PAUSE_S = 0.001
 UNSENT_SHARE = 4
-"""Of what was not sent, a full device drops a quarter at a time."""
+"""A full device drops a quarter of the unsent log at a time."""
 
 
 class UplinkCounters(SieveCounters):
-    """What was sent up since the start."""
+    """What was sent since the start."""
 
     uplink_batches: int = 0
     uplink_bytes: int = 0
     uplink_inquiries: int = 0
     uplink_timeouts: int = 0
     uplink_refused: int = 0
-    """Times that the receiver did not take a batch."""
+    """Times that the receiver refused a batch."""
 
 
 class UplinkStatus(Struct, frozen=True):
-    """How an uplink stands."""
+    """The status of an uplink."""
 
     to: str = ""
-    """The node that collects; empty before it has answered."""
+    """The collecting node; empty before it has answered."""
     commits_behind: int = 0
     """Commits that it has not confirmed."""
     seconds_behind: float = 0.0
-    """How much older what it has confirmed last is than the newest of the log; 0 as long as that is not known."""
+    """The age of the last confirmed commit, compared with the newest; 0 while unknown."""
     under_way: int = 0
-    """Batches that are sent and not confirmed."""
+    """Batches sent and not confirmed."""
     lost_commits: int = 0
     """Dropped before they were sent."""
     trouble: str = ""
@@ -92,7 +92,7 @@ class Uplink:
         self._trouble = ""
 
     async def start(self) -> None:
-        """Listens for what the receiver says, and begins when the link is up."""
+        """Subscribes to the receiver's answers, and begins when the link is up."""
         await self._bus.subscribe(self._sender.marks_topic, self._hear)
         self._task = asyncio.ensure_future(self._live())
 
@@ -103,13 +103,13 @@ class Uplink:
         self._woken.set()
 
     async def stop(self) -> None:
-        """Sends nothing more. What is not confirmed is sent by the next run."""
+        """Sends nothing more. The next run sends what is not confirmed."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    # ------------------------------------------------------------------ what others want to know
+    # ------------------------------------------------------------------ status
 
     def standing(self) -> UplinkStatus:
         """How far behind the receiver is."""
@@ -130,17 +130,17 @@ class Uplink:
         )
 
     def floor(self, shard: int) -> int:
-        """The last position of a shard that is not needed any more. Before the receiver has answered, that is none."""
+        """The last position of a shard that is no longer needed: none before the receiver has answered."""
         return self._lanes[shard].floor
 
     def spare(self, shard: int, first: int, upto: int) -> int:
-        """How far retention may drop on a device that needs room: what is not needed first, then by rule the rest."""
+        """How far retention may drop if the device needs room: first what is not needed, then, by rule, the rest."""
         floor = min(upto, self.floor(shard))
         if self.rule.when_full == "hold" or floor >= first:
             return floor
         return min(upto, first + (upto - first) // UNSENT_SHARE)
 
-    # ------------------------------------------------------------------ its life
+    # ------------------------------------------------------------------ the task
 
     async def _live(self) -> None:
         while self._host.failure is None:
@@ -151,15 +151,15 @@ class Uplink:
             except LinkDown:
                 pass
             except StigmergyError as error:
-                # A journal that cannot be read. The node itself will say more; here nothing wrong is sent.
+                # The journal cannot be read. The node itself reports more; here nothing wrong is sent.
                 self._trouble = str(error)
             except Exception as error:
-                # Not one of ours: a driver that fails, or a bug. The agents go on, and people are told.
+                # Not one of our errors: a failing driver, or a bug. The agents go on, and the status reports it.
                 self._trouble = describe(error)
             await self._rest()
 
     async def _rest(self) -> None:
-        """A pause that grows as long as nothing is confirmed."""
+        """A pause that grows while nothing is confirmed."""
         await self._wait(lambda: False, self._pause_s)
         self._pause_s = min(2 * self._pause_s, self._settings.pause_s_max)
 
@@ -183,7 +183,7 @@ class Uplink:
             pause_s = min(2 * pause_s, self._settings.pause_s_max)
 
     async def _begin(self, told: Told) -> None:
-        """Takes up where the receiver says it is."""
+        """Resumes at the receiver's marks."""
         self._receiver, self._receiver_run = told.receiver, told.run
         self._other_run = False
         self._refused = self._trouble = ""
@@ -236,7 +236,7 @@ class Uplink:
         return read or batch is not None
 
     async def _wait_quiet(self) -> None:
-        """Reading would wait for a write under way, and with it the agents would: better to wait here, for a while."""
+        """Waits a while for a write under way: reading would block on it, and the agents with it."""
         for _ in range(QUIET_TRIES):
             if not self._host.committer.in_doubt:
                 return
@@ -252,9 +252,9 @@ class Uplink:
             async with asyncio.timeout(self._settings.answer_within_s):
                 await self._bus.publish(BusMessage(self._sender.topic, payload))
         except TimeoutError:
-            raise LinkDown("the broker takes nothing, although the link is up") from None
+            raise LinkDown("the broker accepts nothing, although the link is up") from None
 
-    # ------------------------------------------------------------------ what the receiver says
+    # ------------------------------------------------------------------ answers
 
     async def _hear(self, message: BusMessage) -> None:
         told = read_told(message.payload)
@@ -263,14 +263,14 @@ class Uplink:
                 self._answer = told
         elif told.receiver != self._receiver:
             if self._receiver:
-                self._trouble = f"{told.receiver} and {self._receiver} both collect what goes up; let one of them do so"
+                self._trouble = f"{told.receiver} and {self._receiver} both collect this uplink; let one of them do so"
         elif told.run != self._receiver_run:
             self._other_run = True
         else:
             self._heed(told.marks)
             if told.refused:
                 self.counters.uplink_refused += 1
-                self._refused = f"{told.receiver} did not take a batch: {told.refused}"
+                self._refused = f"{told.receiver} refused a batch: {told.refused}"
         self._woken.set()
 
     def _heed(self, marks: Sequence[UplinkMark]) -> None:
@@ -286,13 +286,13 @@ class Uplink:
         return sum(len(lane.flights) for lane in self._lanes)
 
     def _is_news(self) -> bool:
-        """Whether it is worth looking before the time is over: there is room for a batch, or something is wrong."""
+        """Whether there is something to do before the time is over: room for a batch, or something wrong."""
         free = self._under_way < self._settings.batches_max
         waits = self._behind or any(lane.queued_bytes for lane in self._lanes)
         return bool(self._other_run or self._refused or not self._bus.is_up or (free and waits))
 
     def _is_overdue(self) -> bool:
-        """Whether it is time to ask the receiver where it is: it confirms nothing, or there was nothing to confirm."""
+        """Whether to ask the receiver for its position: it confirms nothing, or there was nothing to confirm."""
         sent_ns = [lane.flights[0].sent_ns for lane in self._lanes if lane.flights]
         if not sent_ns:
             return self._now_ns() - self._heard_ns > int(self._settings.ask_every_s * SECOND_NS)
@@ -302,7 +302,7 @@ class Uplink:
         return overdue
 
     async def _wait(self, over: Callable[[], bool], within_s: float) -> None:
-        """Waits for this to be so, or until the time is over."""
+        """Waits until `over` is true, or the time is up."""
         try:
             async with asyncio.timeout(within_s):
                 while not over():
@@ -318,7 +318,7 @@ class Uplink:
         return self._host.clock.monotonic_ns()
 
     def counted(self) -> dict[str, int]:
-        """The counts and present values, for the node's counters."""
+        """Counters and current values, for the node."""
         standing = self.standing()
         gauges = {"uplink_commits_behind": standing.commits_behind, "uplink_lost_commits": standing.lost_commits}
         return {**structs.asdict(self.counters), **gauges}

@@ -179,8 +179,8 @@ def test_who_comes_to_another_state_says_so() -> None:
         one.claims._noted(Checkpointed(position, bytes(32)))
         told = await other.wait_told(2)
         assert isinstance(told[-1], Lost)
-        assert "came to another state" in told[-1].reason
-        assert "came to another state" in one.claims.troubles()[0]
+        assert "has another state" in told[-1].reason
+        assert "has another state" in one.claims.troubles()[0]
 
     simulate(main)
 

@@ -198,7 +198,7 @@ async def test_one_that_was_held_up_writes_nothing_over_what_the_next_has_writte
 
 async def test_what_is_no_event_of_a_site_is_refused_and_holds_up_nothing() -> None:
     async with listening() as (_, ear, distributor, worker):
-        assert "no message of an uplink" in (await ear.say(b"\x01nonsense")).refused
+        assert "not an uplink message" in (await ear.say(b"\x01nonsense")).refused
         items = (
             (1, "Drone/1", b"\xc1"),
             (2, "Drone/1", b"\x81\xa4type\xb7stigmergy.AgentStarted@1"),

@@ -336,7 +336,7 @@ def test_two_gateways_that_collect_the_same_are_found() -> None:
         await stage.fly(5)
         await other.start()
         await stage.fly(5)
-        assert "both collect what goes up" in stage.standing().trouble
+        assert "both collect this uplink" in stage.standing().trouble
         await other.stop()
         await stage.fly(310, ("1",))
         await stage.settle()
@@ -405,6 +405,6 @@ def test_answers_that_are_none_are_passed_over() -> None:
         assert stage.standing().commits_behind <= 1
         await gateway.tell(Told("scripted", "1", "", [], "no room"))
         await asyncio.sleep(0.1)
-        assert "did not take a batch: no room" in stage.standing().trouble
+        assert "refused a batch: no room" in stage.standing().trouble
 
     stage.world.run(scene())
