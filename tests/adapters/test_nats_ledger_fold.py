@@ -49,9 +49,9 @@ class Hand:
         self.began = began
         self.number = 0
 
-    def write(self, deed: LedgerChange, number: int = 0, head: tuple[int, bytes] = (0, START)) -> bytes:
+    def write(self, change: LedgerChange, number: int = 0, head: tuple[int, bytes] = (0, START)) -> bytes:
         self.number = number or self.number + 1
-        body = LedgerBody(self.session, self.began, self.number, *head, deed)
+        body = LedgerBody(self.session, self.began, self.number, *head, change)
         return write_record(NAME, INCARNATION, self.signer.algorithm, self.key, body, self.signer.sign)
 
     def entries(self, *bodies: bytes, number: int = 0, part: int = 0, parts: int = 1) -> bytes:
@@ -223,7 +223,7 @@ def test_a_missing_message_is_noticed(log: Log, one: Hand) -> None:
 
 
 @pytest.mark.parametrize(
-    "deed",
+    "change",
     [
         Entries(()),
         Entries((b"x",) * (ENTRIES_COUNT_MAX + 1)),
@@ -238,8 +238,8 @@ def test_a_missing_message_is_noticed(log: Log, one: Hand) -> None:
         Genesis(NAME, b"short", (b"k",)),
     ],
 )
-def test_deeds_that_no_writer_of_ours_writes_are_malformed(log: Log, one: Hand, deed: LedgerChange) -> None:
-    log.put(one.write(deed))
+def test_changes_that_no_writer_of_ours_writes_are_malformed(log: Log, one: Hand, change: LedgerChange) -> None:
+    log.put(one.write(change))
     assert log.state.counts.malformed == 1
 
 

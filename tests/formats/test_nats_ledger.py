@@ -34,8 +34,8 @@ def test_fields_are_documented_in_their_order(structure: type[Struct]) -> None:
 def test_deeds_are_documented_with_their_numbers() -> None:
     documented = [(int(row[0]), row[1], row[2]) for row in tables("formats.md")["Ledger entries"]]
     known = [
-        (deed.__struct_config__.tag, deed.__name__, ", ".join(deed.__struct_fields__))
-        for deed in get_args(records.LedgerChange)
+        (change.__struct_config__.tag, change.__name__, ", ".join(change.__struct_fields__))
+        for change in get_args(records.LedgerChange)
     ]
     assert documented == known
 

@@ -1,8 +1,8 @@
 """One claim as its claimant sees it: asking, waiting, holding, giving up. Pure: the caller sends, reads, has a clock.
 
-        turn = ask(None, …)                   a move to send, with the number given for it
-        turn = heard(wish, claims, …)         the fold has advanced: what it means for this claim
-        turn = tick(wish, now_ns, number)     time has passed; call it before any other use of the claim
+    turn = ask(None, …)                          a move to send, with the number given for it
+    turn = heard(acquisition, claims, …)         the fold has advanced: what it means for this claim
+    turn = tick(acquisition, now_ns, number)     time has passed; call it before any other use of the claim
 
 The caller sends moves in the order of their numbers, repeats a move until it knows the outcome, and calls `tick` before
 every step of the agent. A held claim counts as held up to `end_ns` and no longer, whether or not it is called. A claim

@@ -4,15 +4,15 @@ A resource is free, held, or offered to the first in the queue. Positions only g
 that of every earlier grant. A move that no rule allows changes nothing: one that comes too late, twice, or from another
 claimant is void.
 
-    Ask       free: granted. Held by the same claimant, or offered to it: granted anew. Else queued, if it waits and
+    Ask       free: granted. Held by the same claimant, or offered to it: granted again. Else queued, if it waits and
               there is room, or refused.
     Take      grants what is offered to this claimant at that position.
-    Renew     begins the lease anew if the claimant holds it under that token.
+    Renew     restarts the lease if the claimant holds it under that token.
     Release   frees what the claimant holds under that token; the first of the queue is offered it.
-    Withdraw  takes the claimant out, whether it waits, is offered it or holds it.
+    Withdraw  removes the claimant, whether it waits, is offered it or holds it.
     Expire    frees what began at that position, a lease or an offer, from any node.
-    AskAny    as Ask, of the first of several that the claimant holds, is offered, or that is free. Else it is queued in
-              the line of each. When one of them is offered to it, it leaves the other lines: one wish, served once.
+    AskAny    as Ask, of the first of several that the claimant holds, is offered, or that is free. Else it waits in
+              the queue of each. When it is offered one of them, it leaves the other queues: one request, served once.
     WithdrawAny  as Withdraw, of each of them.
 """
 

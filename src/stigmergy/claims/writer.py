@@ -1,6 +1,6 @@
 """Writes a node's moves into the ledger: numbered, signed, in order, in batches, one append at a time.
 
-A refused batch is sent again after a pause, and may start its leases anew: nothing of it was written. A batch with an
+A refused batch is sent again after a pause, and may restart its leases: nothing of it was written. A batch with an
 unknown outcome is sent again unchanged, until an append succeeds or the log shows it: readers drop the repetition.
 Unsent moves can be recalled. The queue is bounded; a move without room is refused, and the caller decides.
 """

@@ -43,7 +43,7 @@ MISSING = "a batch before it is missing"
 Key = tuple[str, int]
 
 
-class Basin(Struct, frozen=True):
+class CollectedBus(Struct, frozen=True):
     """A bus that uplinks arrive on."""
 
     bus: Bus
@@ -70,7 +70,7 @@ class Collector:
 
     def __init__(
         self,
-        basins: Sequence[Basin],
+        buses: Sequence[CollectedBus],
         host: Host,
         me: UplinkSource,
         run: str,
@@ -78,7 +78,7 @@ class Collector:
         collects: Sequence[Collect],
         settings: BusSettings,
     ) -> None:
-        self._basins = tuple(basins)
+        self._buses = tuple(buses)
         self._host = host
         self._me = me
         self._run = run
@@ -103,9 +103,9 @@ class Collector:
         for key in shards[0]:
             if key[0].startswith(UPLINK_SOURCES):
                 self._confirmed[key] = min(marks.get(key, 0) for marks in shards)
-        for basin in self._basins:
-            for pattern in self._sorting.patterns(basin.site):
-                await basin.bus.subscribe(pattern, partial(self._take, basin.bus))
+        for collected in self._buses:
+            for pattern in self._sorting.patterns(collected.site):
+                await collected.bus.subscribe(pattern, partial(self._take, collected.bus))
 
     def close(self) -> None:
         """Accepts nothing more."""
@@ -186,7 +186,7 @@ class Collector:
                 self._pass(batch, source, number - 1)
                 taken.append(self._post(batch, source, number, items))
                 if taken[-1].done():
-                    # Nothing may be posted behind what found no room: its numbers would be passed over.
+                    # After a post without room nothing may be posted: the mark would skip the missing numbers.
                     break
         except Overloaded as error:
             taken.append(asyncio.get_running_loop().create_future())
@@ -307,11 +307,11 @@ class Relay:
         self._host = host
         self.levels = levels or Levels()
         self.uplink = None if rule is None else Uplink(self.levels.above or bus, host, me, rule, settings.uplink, run)
-        basins = [Basin(bus, me.site)] if collects else []
+        buses = [CollectedBus(bus, me.site)] if collects else []
         if self.levels.below is not None:
-            basins.append(Basin(self.levels.below, ANY_SITE))
+            buses.append(CollectedBus(self.levels.below, ANY_SITE))
             collects = (*collects, COLLECT_ALL)
-        self.collector = Collector(basins, host, me, run, teller, collects, settings.bus) if basins else None
+        self.collector = Collector(buses, host, me, run, teller, collects, settings.bus) if buses else None
         if self.levels.above is not None:
             self.levels.above.on_link(self._heard_above)
 

@@ -1,8 +1,8 @@
 """Messages between an uplink and its receiver, and their bytes. Pure. docs/uplink.md describes every field.
 
-        Inquiry    up     how far are you?
-        Told       down   so far, and it is durable; or why not
-        Batch      up     everything after one number up to another that the rule lets through
+    Inquiry    up     how far are you?
+    Told       down   so far, and it is durable; or why not
+    Batch      up     everything after one number up to another that the rule lets through
 
 A message is one byte, 1 for plain and 2 for zlib, and then msgpack. The topic names the sender, the message never does.
 """
@@ -138,7 +138,7 @@ def _check_batch(batch: Batch) -> None:
     before = batch.after
     for number, _, body in batch.items:
         if not before < number <= batch.upto:
-            raise Malformed("the items of a batch have rising numbers, behind its first and up to its last")
+            raise Malformed("the items of a batch have rising numbers, after its first and up to its last")
         if len(body) > MESSAGE_BYTES_MAX:
             raise TooLarge(f"an event of {len(body)} bytes, {MESSAGE_BYTES_MAX} at most")
         before = number

@@ -119,7 +119,7 @@ class Outlet:
             _fail(posted.done, JetStreamRefused(code, answer.error.description))
         elif answer.stream and answer.seq > 0:
             posted.done.set_result(None)
-        else:  # any other JSON is no acknowledgement: what answered has kept nothing
+        else:  # any other JSON is not an acknowledgement: nothing was stored
             _fail(posted.done, Unanswered(f"{posted.subject}: the answer is not JetStream's"))
 
     def _look_after(self) -> None:

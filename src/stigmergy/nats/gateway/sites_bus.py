@@ -31,7 +31,7 @@ CLOSE_S = 5.0
 LOOK_S = 2.0
 """How often we look for new sites."""
 LOOKS_PER_CHECK = 8
-"""Every so many looks we also check the consumers of known sites."""
+"""After this many looks we also check the consumers of known sites."""
 ACK_WAIT_S = 10
 UNDER_WAY_MAX = 64
 """Messages of a site that the node has and has not acknowledged."""

@@ -237,11 +237,11 @@ class NatsLedger:
         """Revokes these keys from here on; the last one stays."""
         await self._change(Revoke(tuple(keys)))
 
-    async def _change(self, deed: Enrol | Revoke) -> None:
+    async def _change(self, change: Enrol | Revoke) -> None:
         self._check_open()
         await self._caught_up()
         async with self._deeds:
-            await self._needed_writer().do(deed)
+            await self._needed_writer().do(change)
 
     def _acceptable(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
         for key in keys:
@@ -349,11 +349,11 @@ class NatsLedger:
         signer = self._signer
         if signer is None:
             raise LedgerUnavailable(f"{self._place.shown}: is still empty; a node with a key writes to it first")
-        deed = Genesis(
+        change = Genesis(
             self.name, os.urandom(INCARNATION_BYTES), self._acceptable(sorted({signer.public_key, *self._trusted}))
         )
-        body = LedgerBody(os.urandom(SESSION_BYTES), 0, 1, 0, START, deed)
-        payload = write_record(self.name, deed.incarnation, signer.algorithm, signer.public_key, body, signer.sign)
+        body = LedgerBody(os.urandom(SESSION_BYTES), 0, 1, 0, START, change)
+        payload = write_record(self.name, change.incarnation, signer.algorithm, signer.public_key, body, signer.sign)
         try:
             await link.publish(self._place.log_subject, payload, {"Nats-Expected-Last-Sequence": "0"})
         except JetStreamRefused as error:

@@ -103,9 +103,9 @@ def _read_cut(
 ) -> LedgerState | LedgerCorrupt | LedgerForeign:
     """The state in a cut message, or why it is not accepted."""
     read = read_record(payload)
-    if not isinstance(read, str) and isinstance(read[1].deed, Cut):
-        record, deed = read[0], read[1].deed
-        base = read_base(deed.base)
+    if not isinstance(read, str) and isinstance(read[1].change, Cut):
+        record, change = read[0], read[1].change
+        base = read_base(change.base)
         if base is not None and base.sequence < sequence:
             if base.name != place.name:
                 return LedgerForeign(another_ledger(place, base.name))
@@ -116,7 +116,7 @@ def _read_cut(
             signed = statement(base.name, base.incarnation, record.algorithm, record.key, record.body)
             known = trusted or frozenset(base.writers)
             if record.key in known and verify(record.algorithm, record.key, signed, record.signature):
-                return state_of(base, deed.upto)
+                return state_of(base, change.upto)
     return LedgerCorrupt(
         f"{place.shown}: the log was cut, but no key that this node trusts has signed the cut; have "
         "a trusted node cut it, or restore it from a copy"

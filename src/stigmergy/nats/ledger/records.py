@@ -87,7 +87,7 @@ class LedgerBody(Struct, array_like=True, frozen=True):
     """The last message that the writer had read when it signed; 0 for none."""
     head: bytes
     """The chain there, as the writer computed it."""
-    deed: LedgerChange
+    change: LedgerChange
 
 
 class LedgerRecord(Struct, array_like=True, frozen=True):
@@ -188,8 +188,8 @@ def _is_faulty(body: LedgerBody) -> bool:
         return True
     if min(numbers) < 0 or max(numbers) >= NUMBERS_END:
         return True
-    deed = body.deed
-    match deed:
+    change = body.change
+    match change:
         case Entries(bodies=bodies, part=part, parts=parts):
             return (
                 not 0 < len(bodies) <= ENTRIES_COUNT_MAX
@@ -286,7 +286,7 @@ def take(state: LedgerState, sequence: int, payload: bytes, verify: Verify) -> M
         return MessageOutcome(_moved(state, sequence, payload, found))
     record, body = found
     if sequence == 1:
-        state = _born(body.deed)
+        state = _born(body.change)
     if not verify(
         record.algorithm,
         record.key,
@@ -300,15 +300,15 @@ def take(state: LedgerState, sequence: int, payload: bytes, verify: Verify) -> M
     if not _is_new(state, sequence, body):
         behind = _moved(state, sequence, payload, "repeated")
         return MessageOutcome(behind, (), body.session, body.number, False, *heads)
-    if isinstance(body.deed, Entries) and body.deed.part < body.deed.parts - 1:
-        behind = _moved(_kept(state, body, body.deed, sequence), sequence, payload, "records")
+    if isinstance(body.change, Entries) and body.change.part < body.change.parts - 1:
+        behind = _moved(_kept(state, body, body.change, sequence), sequence, payload, "records")
         return MessageOutcome(behind, (), body.session, body.number, False, *heads)
     first = state.position + 1
     state, bodies = _done(state, body)
     entries = tuple(LedgerEntry(position, one) for position, one in enumerate(bodies, start=first))
     state = _marked(state, body, sequence)
     behind = _moved(state, sequence, payload, "records", len(entries))
-    base = body.deed.base if isinstance(body.deed, Cut) else b""
+    base = body.change.base if isinstance(body.change, Cut) else b""
     return MessageOutcome(behind, entries, body.session, body.number, True, *heads, base)
 
 
@@ -326,31 +326,31 @@ def state_of(base: LedgerBase, cut: int) -> LedgerState:
     return LedgerState(*fields, Map(base.sessions), base.floor, Map(), cut, base.counts)
 
 
-def _born(deed: LedgerChange) -> LedgerState:
-    if not isinstance(deed, Genesis):
+def _born(change: LedgerChange) -> LedgerState:
+    if not isinstance(change, Genesis):
         raise LedgerForeign("the stream does not begin like a ledger; name another place for it")
-    return LedgerState(deed.name, deed.incarnation, writers=tuple(sorted(dict.fromkeys(deed.writers))))
+    return LedgerState(change.name, change.incarnation, writers=tuple(sorted(dict.fromkeys(change.writers))))
 
 
 def _is_new(state: LedgerState, sequence: int, body: LedgerBody) -> bool:
     """Whether this number of a session is next: the next change, or the next part of one."""
-    if isinstance(body.deed, Genesis) != (sequence == 1):
+    if isinstance(body.change, Genesis) != (sequence == 1):
         return False
     mark = state.sessions.get(body.session)
     if body.number <= mark.number if mark is not None else body.began < state.floor:
         return False
-    if not isinstance(body.deed, Entries):
+    if not isinstance(body.change, Entries):
         return True
     partial = state.partial.get(body.session)
     there = partial.parts_there if partial is not None and partial.number == body.number else 0
-    return body.deed.part == there
+    return body.change.part == there
 
 
-def _kept(state: LedgerState, body: LedgerBody, deed: Entries, sequence: int) -> LedgerState:
+def _kept(state: LedgerState, body: LedgerBody, change: Entries, sequence: int) -> LedgerState:
     """Adds one part of a large append."""
     before = state.partial.get(body.session)
     bodies = () if before is None or before.number != body.number else before.bodies
-    kept = state.partial.set(body.session, Partial(body.number, bodies + deed.bodies, deed.part + 1, sequence))
+    kept = state.partial.set(body.session, Partial(body.number, bodies + change.bodies, change.part + 1, sequence))
     if len(kept) > PARTIAL_COUNT_MAX:
         kept = kept.delete(next(name for name in sorted(kept) if name != body.session))
     return structs.replace(state, partial=kept)
@@ -358,8 +358,8 @@ def _kept(state: LedgerState, body: LedgerBody, deed: Entries, sequence: int) ->
 
 def _done(state: LedgerState, body: LedgerBody) -> tuple[LedgerState, tuple[bytes, ...]]:
     """Applies a change; returns its entries."""
-    deed = body.deed
-    match deed:
+    change = body.change
+    match change:
         case Genesis():
             return state, ()
         case Entries(bodies=bodies):
@@ -380,7 +380,7 @@ def _done(state: LedgerState, body: LedgerBody) -> tuple[LedgerState, tuple[byte
             is_valid = upto <= state.position and read_base(base) is not None
             return (structs.replace(state, cut=max(state.cut, upto)) if is_valid else state), ()
         case _:
-            assert_never(deed)
+            assert_never(change)
 
 
 def _marked(state: LedgerState, body: LedgerBody, sequence: int) -> LedgerState:

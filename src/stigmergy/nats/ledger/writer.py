@@ -92,9 +92,9 @@ class LedgerWriter:
         for _ in range(SESSIONS_TRIED_MAX):
             if doubt is None or not is_again:
                 self._check_writer()
-                deeds = _parts(entries, min(PART_BYTES_MAX, self._link.max_payload_bytes) - OVERHEAD_BYTES)
+                changes = _parts(entries, min(PART_BYTES_MAX, self._link.max_payload_bytes) - OVERHEAD_BYTES)
                 number = self._next_number()
-                doubt = _Doubt(entries, number, [self._record(number, deed) for deed in deeds])
+                doubt = _Doubt(entries, number, [self._record(number, change) for change in changes])
             try:
                 return await self._write(self._place.log_subject, doubt.number, doubt.payloads, was_sent=is_again)
             except LedgerUnknown:
@@ -104,14 +104,14 @@ class LedgerWriter:
                 is_again = False
         raise LedgerUnavailable(f"{self._place.shown}: too many writers at once; nothing was written, try again")
 
-    async def do(self, deed: LedgerChange) -> None:
+    async def do(self, change: LedgerChange) -> None:
         """Writes any change but entries."""
         self._doubt = None
         self._check_writer()
         number = self._next_number()
-        subject = self._place.cut_subject if isinstance(deed, Cut) else self._place.log_subject
+        subject = self._place.cut_subject if isinstance(change, Cut) else self._place.log_subject
         try:
-            await self._write(subject, number, [self._record(number, deed)], was_sent=False)
+            await self._write(subject, number, [self._record(number, change)], was_sent=False)
         except _Forgotten:
             raise LedgerUnavailable(f"{self._place.shown}: too many writers at once; nothing was written") from None
 
@@ -140,9 +140,9 @@ class LedgerWriter:
                 "a node that may enrol it (stigmergy ledger enrol), or give all nodes the same peers before it is made"
             )
 
-    def _record(self, number: int, deed: LedgerChange) -> bytes:
+    def _record(self, number: int, change: LedgerChange) -> bytes:
         state, signer = self._reader.state, self._signer
-        body = LedgerBody(self._session, self._began, number, state.sequence, state.chain, deed)
+        body = LedgerBody(self._session, self._began, number, state.sequence, state.chain, change)
         return write_record(state.name, state.incarnation, signer.algorithm, signer.public_key, body, signer.sign)
 
     async def _write(self, subject: str, number: int, payloads: Sequence[bytes], *, was_sent: bool) -> int:

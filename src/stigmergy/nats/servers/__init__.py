@@ -90,7 +90,7 @@ async def on_cluster(
 
 
 def look_once(address: NatsAddress, fleet: str) -> ClusterStatus:
-    """One look at a cluster, with a connection of its own. Raises NotRunning if nobody answers."""
+    """Inspects a cluster over its own connection. Raises NotRunning if nobody answers."""
 
     async def look(link: NatsLink) -> ClusterStatus:
         from stigmergy.nats.servers import status

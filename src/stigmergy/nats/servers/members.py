@@ -100,7 +100,7 @@ async def _remove_peer(link: NatsLink, stream: str, lost: str, deadline_s: float
             raise LinkDown(f"stream {stream} has no leader")
         return any(replica.server == lost for replica in found)
 
-    if not await _retried(held, deadline_s, f"stream {stream} cannot be looked at"):
+    if not await _retried(held, deadline_s, f"stream {stream} cannot be inspected"):
         return False
 
     async def remove() -> bool:
@@ -125,10 +125,10 @@ async def _wait_whole(link: NatsLink, stream: str, lost: str, deadline_s: float)
         found, wanted = _replicas(info), int(info["config"].get("num_replicas", 1))
         names = tuple(replica.server for replica in found)
         if lost in names or len(found) < wanted or not all(replica.is_current for replica in found):
-            raise LinkDown(f"stream {stream} is not whole yet: {', '.join(names)}")
+            raise LinkDown(f"stream {stream} is not complete yet: {', '.join(names)}")
         return Moved(stream, tuple(sorted(names)))
 
-    return await _retried(whole, deadline_s, f"stream {stream} is not whole in time; it may become so, look again")
+    return await _retried(whole, deadline_s, f"stream {stream} is not complete in time; look again later")
 
 
 async def _retried(call: Callable[[], Awaitable[ResultT]], deadline_s: float, what: str) -> ResultT:
