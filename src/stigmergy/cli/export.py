@@ -30,6 +30,7 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output, Progress, counted, json_line, printable_json, shown_bytes
 from stigmergy.cli.display.places import add_place, ask_stream, closing_journal, config_of, find_journal, find_running
 from stigmergy.control.protocol import ExportRequest, FlightRequest, read_item
+from stigmergy.control.replies import filled
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Commit
 
@@ -260,11 +261,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         sys.stdout.buffer.flush()
         return exits.OK
     size = arguments.file.stat().st_size
-    output.document(
-        {"file": str(arguments.file), "format": arguments.format, "entries": count, "bytes": size, "flight": False}
-    )
-    entries_said = "1 entry" if count == 1 else f"{count:,} entries"
-    output.line(("exported", GOOD), f"  {entries_said}  ", _file(arguments.file, size))
+    output.document(_described(arguments.file, arguments.format, count, size))
+    output.line(("exported", GOOD), f"  {counted(count, 'entry', 'entries')}  ", _file(arguments.file, size))
     return exits.OK
 
 
@@ -282,8 +280,7 @@ def _export_folder(arguments: argparse.Namespace, output: Output) -> int:
         for name, rows in sorted(folder.rows.items())
     ]
     count, size = sum(folder.rows.values()), sum(one["bytes"] for one in files)
-    found = {"file": str(arguments.file), "format": "parquet", "entries": count, "bytes": size, "flight": False}
-    output.document({**found, "files": files})
+    output.document({**_described(arguments.file, "parquet", count, size), "files": files})
     if not files:
         output.note("nothing in the log is like that")
     for one in files:
@@ -299,8 +296,7 @@ def _opened_journal(arguments: argparse.Namespace, progress: Progress) -> Iterat
         with closing_journal(inspect_all(find_journal(arguments))) as journal:
             yield journal
         return
-    since_ns, until_ns = _time_ns(arguments.since, "--since"), _time_ns(arguments.until, "--until")
-    request = FlightRequest(agent=arguments.agent or "", since_ns=since_ns, until_ns=until_ns, reason="exported")
+    request = filled(FlightRequest, _cut(arguments, "exported"))
     with tempfile.TemporaryDirectory(prefix="stigmergy-export-", dir=arguments.file.parent) as folder:
         copied = Path(folder) / "copy.flight"
         with copied.open("wb") as file:
@@ -309,6 +305,10 @@ def _opened_journal(arguments: argparse.Namespace, progress: Progress) -> Iterat
                 progress.show(item.commits, item.of)
         with closing_journal(inspect_journal(f"flight:{copied}")) as journal:
             yield journal
+
+
+def _described(path: Path, form: str, entries: int, size: int) -> dict[str, Any]:
+    return {"file": str(path), "format": form, "entries": entries, "bytes": size, "flight": form == "flight"}
 
 
 def _file(path: Path, size: int) -> tuple[str, str]:
@@ -327,31 +327,26 @@ class _Described(msgspec.Struct, frozen=True):
 
 
 def _selection(arguments: argparse.Namespace) -> Selection:
-    return Selection(
-        agent=arguments.agent,
-        type=arguments.type,
-        shard=arguments.shard,
-        first=arguments.first,
-        last=arguments.last,
-        since_ns=_time_ns(arguments.since, "--since"),
-        until_ns=_time_ns(arguments.until, "--until"),
-    )
+    return filled(Selection, arguments, **_times_ns(arguments))
 
 
-def _time_ns(text: str | None, option: str) -> int | None:
-    if text is None:
-        return None
-    moment = read_moment(text)
-    if moment.time_ns is None:
-        raise ConfigError(f"{option} {text}: give a time, such as 2026-11-15T08:00:00Z; for positions there is --from")
-    return moment.time_ns
+def _times_ns(arguments: argparse.Namespace) -> dict[str, int | None]:
+    times: dict[str, int | None] = {}
+    for name in ("since", "until"):
+        text = getattr(arguments, name)
+        times[f"{name}_ns"] = found = None if text is None else read_moment(text).time_ns
+        if text is not None and found is None:
+            raise ConfigError(
+                f"--{name} {text}: give a time, such as 2026-11-15T08:00:00Z; for positions there is --from"
+            )
+    return times
 
 
 def _entries(arguments: argparse.Namespace, progress: Progress) -> Iterator[_Described]:
     selection = _selection(arguments)
     path = find_running(arguments)
     if path is not None:
-        request = ExportRequest(**{name: getattr(selection, name) for name in selection.__struct_fields__})
+        request = filled(ExportRequest, selection)
         whose = ("", 0)
         for item in ask_stream(path, request):
             found = read_item(item, LogEntry)
@@ -427,24 +422,20 @@ def _export_flight(arguments: argparse.Namespace, output: Output) -> int:
         )
     if arguments.format is not None:
         raise ConfigError("a flight log has a form of its own; give either --flight or --format")
-    cut = FlightSelection(
-        agent=arguments.agent or "",
-        since_ns=_time_ns(arguments.since, "--since"),
-        until_ns=_time_ns(arguments.until, "--until"),
-        reason=arguments.reason,
-    )
-    commits = 0
+    cut, commits = _cut(arguments, arguments.reason), 0
     with Progress(output, "exporting", "commits") as progress, NewFile(arguments.flight) as file:
         for commits, of, piece in _flight_pieces(arguments, cut):
             file.write(piece)
             progress.show(commits, of)
     size = arguments.flight.stat().st_size
-    output.document(
-        {"file": str(arguments.flight), "format": "flight", "entries": commits, "bytes": size, "flight": True}
-    )
+    output.document(_described(arguments.flight, "flight", commits, size))
     output.line(("exported", GOOD), f"  {counted(commits, 'commit')}  ", _file(arguments.flight, size))
     output.note(f"check it anywhere with: stigmergy log verify {arguments.flight}")
     return exits.OK
+
+
+def _cut(arguments: argparse.Namespace, reason: str) -> FlightSelection:
+    return filled(FlightSelection, arguments, agent=arguments.agent or "", reason=reason, **_times_ns(arguments))
 
 
 def _flight_pieces(arguments: argparse.Namespace, cut: FlightSelection) -> Iterator[tuple[int, int, bytes]]:
@@ -453,8 +444,7 @@ def _flight_pieces(arguments: argparse.Namespace, cut: FlightSelection) -> Itera
     if path is not None:
         if arguments.key is not None:
             raise ConfigError("a running node seals a flight log with its own key; leave --key out, or stop the node")
-        request = FlightRequest(agent=cut.agent, since_ns=cut.since_ns, until_ns=cut.until_ns, reason=cut.reason)
-        for item in ask_stream(path, request):
+        for item in ask_stream(path, filled(FlightRequest, cut)):
             yield item.commits, item.of, item.data
         return
     url = find_journal(arguments)

@@ -47,12 +47,13 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("--comment", default="", help="up to 64 characters that say whose key it is")
     parser.set_defaults(run=new)
-    parser = actions.add_parser("show", parents=[common], help="print the public line of a key")
-    parser.add_argument("key", metavar="KEY", help="a key file, private or public, a public line or hex digits")
-    parser.set_defaults(run=show)
-    parser = actions.add_parser("fingerprint", parents=[common], help="print the few letters that people compare")
-    parser.add_argument("key", metavar="KEY", help="a key file, private or public, a public line or hex digits")
-    parser.set_defaults(run=show_fingerprint)
+    for name, shown, what in (
+        ("show", encode_public_key, "print the public line of a key"),
+        ("fingerprint", fingerprint, "print the few letters that people compare"),
+    ):
+        parser = actions.add_parser(name, parents=[common], help=what)
+        parser.add_argument("key", metavar="KEY", help="a key file, private or public, a public line or hex digits")
+        parser.set_defaults(run=show, shown=shown)
     parser = actions.add_parser("rotate", parents=[common], help="let another key sign a journal")
     parser.add_argument("--old", metavar="FILE", type=Path, help="a key that may sign now; not needed if a node runs")
     parser.add_argument("--new", metavar="KEY", required=True, help="the key that may sign from now on")
@@ -76,18 +77,10 @@ def new(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def show(arguments: argparse.Namespace, output: Output) -> int:
-    """Prints the public line."""
+    """Prints the public line, or the fingerprint."""
     public = read_key(arguments.key)
     output.document(_described(public))
-    output.line(encode_public_key(public))
-    return exits.OK
-
-
-def show_fingerprint(arguments: argparse.Namespace, output: Output) -> int:
-    """Prints the fingerprint."""
-    public = read_key(arguments.key)
-    output.document(_described(public))
-    output.line(fingerprint(public))
+    output.line(arguments.shown(public))
     return exits.OK
 
 

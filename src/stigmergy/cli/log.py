@@ -59,7 +59,7 @@ from stigmergy.control.protocol import (
     VerifyRequest,
     read_item,
 )
-from stigmergy.control.replies import VerifiedHead, VerifiedSigner, VerifyReply
+from stigmergy.control.replies import VerifiedHead, VerifiedSigner, VerifyReply, filled
 from stigmergy.control.router import added_verifications
 
 # `stigmergy log verify FILE …`: verifies flight logs, each by itself, and that several follow each other. It needs
@@ -306,18 +306,11 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def show(arguments: argparse.Namespace, output: Output) -> int:
     """Lists the log."""
-    wanted = EntryFilter(
-        agent=arguments.agent,
-        first=arguments.first,
-        last=arguments.last,
-        type=arguments.type,
-        shard=arguments.shard,
-        limit=arguments.limit,
-    )
+    wanted = filled(EntryFilter, arguments)
     path = find_running(arguments)
     listing, entries = Listing[LogEntry](), _from_journals(arguments, wanted) if path is None else iter(())
     if path is not None:
-        listing = ask_list(path, LogRequest(**{name: getattr(wanted, name) for name in wanted.__struct_fields__}))
+        listing = ask_list(path, filled(LogRequest, wanted))
         entries = iter(listing.items)
     if output.json:
         for entry in entries:

@@ -17,6 +17,7 @@ from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, O
 from stigmergy.cli.display.places import add_place, check_fleet, closing_journal, config_of, find_fleet, find_journal
 
 SHOWN_MAX = 50
+COUNTED = ("commits", "events", "commands", "failures", "effects", "snapshots", "states", "agents")
 EXAMPLES = """examples:
   stigmergy replay drone:fleet --journal old.db       before an upgrade; in CI, the exit code is the gate
   stigmergy replay drone:fleet --journal flight:flight-17.log
@@ -76,14 +77,7 @@ def described(found: Compared) -> dict[str, Any]:
     """What a replay found."""
     return {
         "same": found.same,
-        "commits": found.commits,
-        "events": found.events,
-        "commands": found.commands,
-        "failures": found.failures,
-        "effects": found.effects,
-        "snapshots": found.snapshots,
-        "states": found.states,
-        "agents": found.agents,
+        **{name: getattr(found, name) for name in COUNTED},
         "digests": {str(shard): digest for shard, digest in sorted(found.digests.items())},
         "not_compared": found.not_compared,
         "ignored": found.ignored,

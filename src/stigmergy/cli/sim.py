@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, Progress, counted
+from stigmergy.control.replies import filled
 
 if TYPE_CHECKING:
     from stigmergy.sim.campaign import Campaign, Options, SeedResult, Shrunk
@@ -138,14 +139,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         raise ConfigError(f"--hang-after {arguments.hang_s:g}: give 1 second or more, and at most a million")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError(f"--jobs {arguments.jobs}: give 1 or more")
-    return Options(
-        agents=arguments.agents,
-        nodes=arguments.nodes,
-        faults=arguments.faults,
-        for_s=arguments.for_s,
-        until_s=arguments.until_s,
-        keep=keep,
-    )
+    return filled(Options, arguments, keep=keep)
 
 
 def _check_page(path: Path | None) -> None:

@@ -2,29 +2,7 @@
 
 from __future__ import annotations
 
-from stigmergy.base.errors import (
-    Bug,
-    ConfigError,
-    DefinitionError,
-    JournalError,
-    JournalLocked,
-    LedgerError,
-    LedgerUnavailable,
-    LinkDown,
-    NoAnswer,
-    NotAssigned,
-    NotOwned,
-    NotRunning,
-    Overloaded,
-    PeerError,
-    RecoveryError,
-    RingError,
-    RingLocked,
-    StigmergyError,
-    StoreError,
-    StoreUnavailable,
-    TrustError,
-)
+from stigmergy.base import errors
 
 OK = 0
 REFUSED = 1
@@ -40,32 +18,20 @@ INTERNAL = 5
 """A bug of ours."""
 INTERRUPTED = 130
 
-_BY_ERROR: tuple[tuple[type[StigmergyError], int], ...] = (
-    (Bug, INTERNAL),
-    (ConfigError, USAGE),
-    (DefinitionError, USAGE),
-    (NotAssigned, NOT_RUNNING),
-    (PeerError, USAGE),
-    (Overloaded, REFUSED),
-    (NotRunning, NOT_RUNNING),
-    (NotOwned, NOT_RUNNING),
-    (NoAnswer, NOT_RUNNING),
-    (LinkDown, NOT_RUNNING),
-    (JournalLocked, NOT_RUNNING),
-    (JournalError, DAMAGED),
-    (RingLocked, NOT_RUNNING),
-    (RingError, DAMAGED),
-    (LedgerUnavailable, NOT_RUNNING),
-    (LedgerError, DAMAGED),
-    (StoreUnavailable, NOT_RUNNING),
-    (StoreError, DAMAGED),
-    (RecoveryError, DAMAGED),
-    (TrustError, DAMAGED),
+_CODES: tuple[tuple[int, tuple[type[errors.StigmergyError], ...]], ...] = (
+    (INTERNAL, (errors.Bug,)),
+    (NOT_RUNNING, (errors.NotAssigned, errors.NotRunning, errors.NotOwned, errors.NoAnswer, errors.LinkDown)),
+    (NOT_RUNNING, (errors.JournalLocked, errors.RingLocked, errors.LedgerUnavailable, errors.StoreUnavailable)),
+    (USAGE, (errors.ConfigError, errors.DefinitionError, errors.PeerError)),
+    (REFUSED, (errors.Overloaded,)),
+    (DAMAGED, (errors.JournalError, errors.RingError, errors.LedgerError, errors.StoreError)),
+    (DAMAGED, (errors.RecoveryError, errors.TrustError)),
 )
+"""The first row that fits counts: what is locked or away comes before what is damaged."""
 
 
 def code_of(error: BaseException) -> int:
     """The exit code for an error."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), INTERNAL)
+    return next((code for code, kinds in _CODES if isinstance(error, kinds)), INTERNAL)
