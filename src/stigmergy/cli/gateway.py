@@ -29,7 +29,7 @@ from stigmergy.app.gateway import (
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output
-from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
+from stigmergy.cli.display.places import config_of, fleet_spec, folder_of, load_fleet, url_of
 from stigmergy.cli.run import NodeRun, run_to_the_end
 from stigmergy.control.live import Live
 from stigmergy.network.bus_link import UP
@@ -112,10 +112,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Runs the gateway."""
     config = config_of(arguments)
-    spec = arguments.fleet or config.fleet.module
+    spec = fleet_spec(arguments, config, "which fleet? Give MODULE:FLEET, such as town:fleet")
     site = arguments.site or config.fleet.site
-    if spec is None:
-        raise ConfigError("which fleet? Give MODULE:FLEET, such as town:fleet")
     if arguments.hub_file is not None:
         arguments.hub += read_hubs(arguments.hub_file)
     if arguments.at_hub is not None:

@@ -14,7 +14,7 @@ from stigmergy.app.ledgers import LedgerLook, change_writers, look_at_ledger
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, Output, counted
-from stigmergy.cli.display.places import config_of, folder_of, load_fleet
+from stigmergy.cli.display.places import config_of, fleet_name
 
 EXAMPLES = """examples:
   stigmergy ledger show --name delivery --ledger nats://hub:4222
@@ -91,12 +91,8 @@ def _place(arguments: argparse.Namespace) -> tuple[str, str]:
     url = find_node_config(NodeConfig(ledger=arguments.ledger), config).ledger
     if url is None:
         raise ConfigError("which ledger? Give --ledger URL, such as nats://hub:4222?replicas=3")
-    if arguments.name:
-        return url, str(arguments.name)
-    spec = arguments.fleet or config.fleet.module
-    if spec is None:
-        raise ConfigError("the ledger of which fleet? Give MODULE:FLEET, or its name with --name")
-    return url, load_fleet(spec, folder_of(arguments)).name
+    missing = "the ledger of which fleet? Give MODULE:FLEET, or its name with --name"
+    return url, fleet_name(arguments, config, missing)
 
 
 def _print(look: LedgerLook, output: Output) -> None:

@@ -22,7 +22,7 @@ from stigmergy.audit.restore import CopyFound, choose_copy, find_copies
 from stigmergy.base.errors import ConfigError, JournalCorrupt, StoreError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, Cell, Output, counted, shown_bytes
-from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
+from stigmergy.cli.display.places import config_of, fleet_name, url_of
 
 EXAMPLES = """examples:
   stigmergy restore drone:fleet --copies nats://hub:4222                     what there is
@@ -79,18 +79,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             'where are the copies? Give --copies URL, such as nats://hub:4222, or write copies = ["nats://hub:4222"] '
             "under [fleet] in stigmergy.toml"
         )
-    fleet = _fleet_name(arguments, config)
+    fleet = fleet_name(arguments, config, "copies of which fleet? Give MODULE:FLEET, or its name with --name")
     trusted = None if arguments.key is None else read_key(arguments.key)
     return asyncio.run(_Restoring(arguments, config, fleet, urls, trusted, output).run())
-
-
-def _fleet_name(arguments: argparse.Namespace, config: Config) -> str:
-    if arguments.name:
-        return str(arguments.name)
-    spec = arguments.fleet or config.fleet.module
-    if spec is None:
-        raise ConfigError("copies of which fleet? Give MODULE:FLEET, or its name with --name")
-    return load_fleet(spec, folder_of(arguments)).name
 
 
 class _Restoring:

@@ -90,15 +90,26 @@ def config_of(arguments: argparse.Namespace) -> Config:
     return find_config(Path.cwd()) if given is None else read_config(given)
 
 
-def fleet_spec(arguments: argparse.Namespace, config: Config) -> str:
-    """MODULE:FLEET, from the command line or the configuration."""
+IN_CONFIG = 'write module = "drone:fleet" under [fleet] in stigmergy.toml'
+
+
+def fleet_spec(
+    arguments: argparse.Namespace,
+    config: Config,
+    missing: str = f"which fleet? Give MODULE:FLEET, such as drone:fleet, or {IN_CONFIG}",
+) -> str:
+    """MODULE:FLEET, from the command line or the configuration; `missing` is said if neither has it."""
     spec: str | None = arguments.fleet or config.fleet.module
     if spec is None:
-        raise ConfigError(
-            'which fleet? Give MODULE:FLEET, such as drone:fleet, or write module = "drone:fleet" under [fleet] in '
-            "stigmergy.toml"
-        )
+        raise ConfigError(missing)
     return spec
+
+
+def fleet_name(arguments: argparse.Namespace, config: Config, missing: str) -> str:
+    """The name of the fleet: of `--name`, else of its module."""
+    if arguments.name:
+        return str(arguments.name)
+    return load_fleet(fleet_spec(arguments, config, missing), folder_of(arguments)).name
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
@@ -170,12 +181,8 @@ def find_place(arguments: argparse.Namespace) -> NodePlace:
     if arguments.nats is None:
         return find_socket(arguments)
     _check_one_place(arguments)
-    spec = arguments.fleet or config_of(arguments).fleet.module
-    if spec is None:
-        raise ConfigError(
-            "which fleet, and where its agents live, is in its module: give --fleet MODULE:FLEET beside --nats, or "
-            'write module = "drone:fleet" under [fleet] in stigmergy.toml'
-        )
+    missing = "which fleet, and where its agents live, is in its module: give --fleet MODULE:FLEET beside --nats, or "
+    spec = fleet_spec(arguments, config_of(arguments), missing + IN_CONFIG)
     return ClusterPlace(arguments.nats, load_fleet(spec, folder_of(arguments)))
 
 
@@ -203,12 +210,8 @@ def find_running(arguments: argparse.Namespace) -> Path | None:
 
 def find_fleet(arguments: argparse.Namespace) -> Fleet:
     """The user's fleet: its module is imported."""
-    spec = arguments.fleet or config_of(arguments).fleet.module
-    if spec is None:
-        raise ConfigError(
-            "the classes are needed to read an agent's state from a journal that nobody runs: "
-            'give --fleet MODULE:FLEET, or write module = "drone:fleet" under [fleet] in stigmergy.toml'
-        )
+    missing = "the classes are needed to read an agent's state from a journal that nobody runs: give --fleet "
+    spec = fleet_spec(arguments, config_of(arguments), f"{missing}MODULE:FLEET, or {IN_CONFIG}")
     return load_fleet(spec, folder_of(arguments))
 
 
