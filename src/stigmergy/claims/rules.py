@@ -73,7 +73,7 @@ class Fate(enum.Enum):
     """Given up by its claimant."""
     EXPIRED = "expired"
     NOTED = "noted"
-    """A roster or a checkpoint: no resource has changed."""
+    """A list of writers or a checkpoint: no resource has changed."""
     VOID = "void"
     REPEATED = "repeated"
     STRANGER = "strangers"

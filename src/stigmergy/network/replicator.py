@@ -165,14 +165,14 @@ class Replicator:
         mesh: Mesh,
         signer: Signer,
         entropy: Entropy,
-        roster: ListMembers,
+        list_members: ListMembers,
         *,
         trusted: Sequence[bytes] | None = None,
         settings: SharedSettings | None = None,
     ) -> None:
         self._host = host
         self._mesh = mesh
-        self._roster = roster
+        self._list_members = list_members
         self._places = SharedReplicas(host)
         fleet, chance = host.declaration.name, random.Random(entropy.token(SEED_BYTES))
         self.machine = AntiEntropy(
@@ -227,10 +227,10 @@ class Replicator:
         await self._mesh.close()
 
     def look(self) -> None:
-        """Asks the roster who is there: at each tick, and whenever somebody is heard to have joined or left."""
+        """Reads the list of members: at each tick, and whenever a member joins or leaves."""
         if not self._running:
             return
-        members = tuple(sorted(self._roster()))
+        members = tuple(sorted(self._list_members()))
         if members != self._members:
             self._members = members
             self.machine.members(list(members), self._moment())
