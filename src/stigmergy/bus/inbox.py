@@ -116,9 +116,9 @@ class Reception:
         self._inboxes: list[Inbox] = []
         self._wanting: dict[str, list[tuple[Inbox, str]]] = {}
         """The handlers of each topic, with the source: a node may have many patterns, and most topics repeat."""
-        self._unheard: list[Arrival] = []
-        self._patience: asyncio.TimerHandle | None = None
-        self._is_patient = False
+        self._unmatched: list[Arrival] = []
+        self._unmatched_timer: asyncio.TimerHandle | None = None
+        self._keeps_unmatched = False
 
     @property
     def patterns(self) -> list[str]:
@@ -127,16 +127,16 @@ class Reception:
 
     def begin(self) -> None:
         """The bus was opened: later subscriptions have UNHEARD_S_MAX from now on."""
-        self._is_patient = True
-        self._patience = asyncio.get_running_loop().call_later(UNHEARD_S_MAX, self._lose_patience)
+        self._keeps_unmatched = True
+        self._unmatched_timer = asyncio.get_running_loop().call_later(UNHEARD_S_MAX, self._drop_unmatched)
 
     def subscribe(self, pattern: str, handler: Handler) -> None:
         """Also handles messages that arrived before and matched no pattern."""
         inbox = Inbox(pattern, handler, self.receipts, self._load)
         self._inboxes.append(inbox)
         self._wanting.clear()
-        unheard, self._unheard = self._unheard, []
-        for arrival in unheard:
+        unmatched, self._unmatched = self._unmatched, []
+        for arrival in unmatched:
             self.take(arrival)
 
     def take(self, arrival: Arrival) -> None:
@@ -145,8 +145,8 @@ class Reception:
         arrival.handlers = len(wanting)
         for inbox, source in wanting:
             inbox.put_nowait(source, arrival)
-        if not wanting and self._is_patient:
-            self._unheard.append(arrival)
+        if not wanting and self._keeps_unmatched:
+            self._unmatched.append(arrival)
         elif not wanting:
             self.receipts.unheard += 1
             arrival.finish_all()
@@ -162,15 +162,15 @@ class Reception:
 
     async def close(self, within_s: float) -> None:
         """Lets handlers under way finish, within a bound. Waiting messages stay with the broker."""
-        if self._patience is not None:
-            self._patience.cancel()
-        self._unheard.clear()
+        if self._unmatched_timer is not None:
+            self._unmatched_timer.cancel()
+        self._unmatched.clear()
         await asyncio.gather(*(inbox.close(within_s) for inbox in self._inboxes))
 
-    def _lose_patience(self) -> None:
-        self._is_patient = False
-        unheard, self._unheard = self._unheard, []
-        for arrival in unheard:
+    def _drop_unmatched(self) -> None:
+        self._keeps_unmatched = False
+        unmatched, self._unmatched = self._unmatched, []
+        for arrival in unmatched:
             self.take(arrival)
 
 

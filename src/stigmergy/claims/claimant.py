@@ -162,10 +162,10 @@ class Claimant:
     """All claims of a node."""
 
     def __init__(
-        self, writing: ClaimWriter, incarnation: int, key: tuple[int, bytes], owes: Owes, sight: LedgerView
+        self, writing: ClaimWriter, incarnation: int, key: tuple[int, bytes], owes: Owes, view: LedgerView
     ) -> None:
         self._writing = writing
-        self._sight = sight
+        self._view = view
         self._log = Claims()
         """The fold, as far as it was read."""
         self._incarnation = incarnation
@@ -406,15 +406,15 @@ class Claimant:
         lefts = [(self._left_s(standing, now_ns), standing) for standing in denied.standings]
         left_s, standing = min(lefts, key=lambda one: one[0] or math.inf)
         place = min((one.place for one in denied.standings if one.place), default=0)
-        named = self._sight.name_of(standing.holder)
+        named = self._view.name_of(standing.holder)
         holder = "" if named is None else named[1].rpartition(" ")[0]
         reason = why_denied(denied.reason, standing, holder, left_s, place, len(denied.standings))
-        if not self._sight.is_up:
+        if not self._view.is_up:
             reason = f"{reason}. {NOT_UP}"
         return Denied(claim=field, resource=resource, reason=reason, holder=holder, held_s_max=left_s, place=place)
 
     def _left_s(self, standing: acquisitions.CurrentHolder, now_ns: int) -> float:
-        over_ns = self._sight.over_ns(standing.resource, standing.began)
+        over_ns = self._view.over_ns(standing.resource, standing.began)
         return 0.0 if over_ns is None or standing.offered else max(0, over_ns - now_ns) / SECOND_NS
 
     def _open_gates(self, now_ns: int) -> None:

@@ -453,7 +453,7 @@ class Swim:
         if known is not None and update.rank <= known.rank:
             return  # old news, as most are
         if update.status == MemberStatus.DEAD and self.table.is_present(node):
-            self._ask_the_dead(update, now_ns)
+            self._probe_reported_dead(update, now_ns)
         else:
             self._take(update, now_ns)
 
@@ -480,7 +480,7 @@ class Swim:
             self.counters.appeared_count += 1
             self._events.append(Appeared(record))
 
-    def _ask_the_dead(self, update: SwimUpdate, now_ns: int) -> None:
+    def _probe_reported_dead(self, update: SwimUpdate, now_ns: int) -> None:
         """Others report a death, perhaps from the other side of a partition. The node has the time of a suspicion here,
         and we probe it: we only remove a member that was silent towards us."""
         if update.node not in self._suspects and len(self._suspects) < ASKED_COUNT_MAX:

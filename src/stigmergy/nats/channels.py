@@ -296,28 +296,29 @@ class Channels:
         """By the subject where we receive."""
         self._places: dict[str, str] = {}
         """By the same key, the subject where the other side receives."""
-        self._unheard: list[str] = []
+        self._lost_callers: list[str] = []
         """Callers that do not know yet that their channel was lost with the link."""
         self._serving: dict[asyncio.Task[None], NatsChannel] = {}
         self._sending: dict[asyncio.Future[Any], None] = {}
         self._epochs: dict[str, int] = {}
         """The highest epoch that ever answered at a subject."""
-        self._endings: list[Callable[[], Awaitable[None]]] = []
-        self._hears = False
+        self._unsubscribes: list[Callable[[], Awaitable[None]]] = []
+        """The first is that of our channels: it ends last, so that they can receive until they are closed."""
+        self._is_subscribed = False
         self._subject = ""
         self._serve: Serve | None = None
         self._epoch = 0
         self._beating: asyncio.Task[None] | None = None
         self._is_closed = False
-        self._link_ending = link.on_link(self._on_link)
+        self._unwatch_link = link.on_link(self._on_link)
 
     # ------------------------------------------------------------------ life
 
     async def listen(self, subject: str, serve: Serve, epoch: int = 0) -> None:
         """Answers calls at this subject, and stops owners there that have a lower epoch."""
         self._subject, self._serve, self._epoch = subject, serve, epoch
-        await self._hear()
-        self._endings.append(await self._link.subscribe(subject, self._on_message, drains=True))
+        await self._subscribe_once()
+        self._unsubscribes.append(await self._link.subscribe(subject, self._on_message, drains=True))
         with contextlib.suppress(LinkDown):
             await self._link.flush()
             await self._announce()
@@ -326,7 +327,7 @@ class Channels:
         """Opens a channel to the listener at this subject. Raises LinkDown if nobody answers."""
         if self._is_closed:
             raise LinkDown("these channels are closed")
-        await self._hear()
+        await self._subscribe_once()
         where = self._next_place()
         call = ChannelRequest(FORMAT, where, self._epochs.get(subject, 0))
         channel = self._make(where)
@@ -349,10 +350,10 @@ class Channels:
 
     async def close(self) -> None:
         self._is_closed = True
-        self._link_ending()
-        endings, self._endings = self._endings, []
-        for end in endings[1:]:
-            await end()
+        self._unwatch_link()
+        unsubscribes, self._unsubscribes = self._unsubscribes, []
+        for unsubscribe in unsubscribes[1:]:
+            await unsubscribe()
         channels, serving = list(self._channels.values()), list(self._serving)
         for channel in channels:
             channel.close()
@@ -360,8 +361,8 @@ class Channels:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
         await asyncio.gather(*self._sending, return_exceptions=True)
-        for end in endings[:1]:
-            await end()
+        for unsubscribe in unsubscribes[:1]:
+            await unsubscribe()
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -424,18 +425,18 @@ class Channels:
         self._serve = None
         for channel in list(self._serving.values()):
             channel.close()
-        endings, self._endings = self._endings[1:], self._endings[:1]
-        for end in endings:
+        unsubscribes, self._unsubscribes = self._unsubscribes[1:], self._unsubscribes[:1]
+        for unsubscribe in unsubscribes:
             # In a task: this runs in a callback of the very subscription that is to end.
-            self._keep(asyncio.ensure_future(end()))
+            self._keep(asyncio.ensure_future(unsubscribe()))
 
     # ------------------------------------------------------------------ channels
 
-    async def _hear(self) -> None:
+    async def _subscribe_once(self) -> None:
         """Subscribes once for all channels, with the first one."""
-        if not self._hears:
-            self._hears = True
-            self._endings.insert(0, await self._link.subscribe(f"{self._inbox}.*", self._on_channel))
+        if not self._is_subscribed:
+            self._is_subscribed = True
+            self._unsubscribes.insert(0, await self._link.subscribe(f"{self._inbox}.*", self._on_channel))
 
     def _next_place(self) -> str:
         self._numbers += 1
@@ -478,7 +479,7 @@ class Channels:
         if self._is_closed:
             return
         if not up:
-            self._unheard += [there for where in self._channels if (there := self._places.get(where))]
+            self._lost_callers += [there for where in self._channels if (there := self._places.get(where))]
             for channel in list(self._channels.values()):
                 channel.lose("the link to NATS broke")
         else:
@@ -488,8 +489,8 @@ class Channels:
         """Announces that we listen again, and tells callers whose channels were lost."""
         if self._serve is not None:
             await self._announce()
-        unheard, self._unheard = self._unheard, []
-        for there in unheard:
+        lost, self._lost_callers = self._lost_callers, []
+        for there in lost:
             await self._try(there, HEAD.pack(OVER, 0))
 
     async def _beat(self) -> None:

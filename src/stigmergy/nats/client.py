@@ -41,7 +41,7 @@ class NatsConnection(Client):
         super().__init__()
         self._is_over = False
         """We were closed. The library's reconnecting task may miss its cancellation, and would go on without us."""
-        self._burial: asyncio.Task[None] | None = None
+        self._closing_task: asyncio.Task[None] | None = None
         self._headers_known: dict[bytes, dict[str, str]] = {}
 
     def _connect_command(self) -> bytes:
@@ -80,7 +80,7 @@ class NatsConnection(Client):
         with contextlib.suppress(asyncio.InvalidStateError):
             await super()._attempt_reconnect()
         if self._is_over and not self.is_closed:
-            self._burial = asyncio.get_running_loop().create_task(super()._close(Client.CLOSED, do_cbs=False))
+            self._closing_task = asyncio.get_running_loop().create_task(super()._close(Client.CLOSED, do_cbs=False))
 
     async def _select_next_server(self) -> None:
         if self._is_over:

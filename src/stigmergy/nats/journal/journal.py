@@ -416,7 +416,7 @@ class NatsJournal:
         if self._writing is not None:
             work.close()
             raise Bug("a write is under way; wait for it before the next one")
-        self._writing = asyncio.get_running_loop().create_task(_in_our_words(work))
+        self._writing = asyncio.get_running_loop().create_task(_translating_errors(work))
         self._writing.add_done_callback(self._finished)
         return asyncio.shield(self._writing)
 
@@ -457,7 +457,7 @@ async def find_group(log: LogStream, state: LogState, shard: int, position: int)
     raise JournalCorrupt(f"shard {shard}: position {position} is not in the log; restore from a copy")
 
 
-async def _in_our_words(work: Coroutine[Any, Any, None]) -> None:
+async def _translating_errors(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except LinkDown as error:

@@ -293,7 +293,7 @@ async def be_owner(
 
 async def _limit(log: LogStream, info: StreamFound) -> int:
     limits = [int(info.config.get("max_bytes") or 0)]
-    account = await log.patiently(lambda: log.link.api("INFO"))
+    account = await log.retried(lambda: log.link.api("INFO"))
     limits.append(int((account.get("limits") or {}).get("max_storage") or 0))
     return min((limit for limit in limits if limit > 0), default=0)
 
@@ -346,7 +346,7 @@ async def _places(link: NatsLink, name: str = "") -> list[LogPlace]:
     subject = f"{naming.ROOT}.{naming.token(name) if name else '*'}.log.>"
     while True:
         asked = {"subject": subject, "offset": len(found)}
-        answer = await log.patiently(partial(link.api, "STREAM.NAMES", asked))
+        answer = await log.retried(partial(link.api, "STREAM.NAMES", asked))
         listed = answer.get("streams") or []
         found += [_read_place(stream) for stream in listed]
         if len(listed) < NAMES_MAX:

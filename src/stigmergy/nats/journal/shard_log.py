@@ -44,7 +44,7 @@ class NatsShardLog:
         self._known: LogState | None = None
         """The log's state at the last look: a claim then reads only later messages."""
         self._grown: list[Grown] = []
-        self._ear: Callable[[], Awaitable[None]] | None = None
+        self._unsubscribe: Callable[[], Awaitable[None]] | None = None
 
     @property
     def identity(self) -> JournalIdentity:
@@ -100,9 +100,9 @@ class NatsShardLog:
 
     async def close(self) -> None:
         self._grown.clear()
-        ear, self._ear = self._ear, None
-        if ear is not None:
-            await ear()
+        unsubscribe, self._unsubscribe = self._unsubscribe, None
+        if unsubscribe is not None:
+            await unsubscribe()
 
     async def _listen(self) -> None:
         """Subscribes to the owner's announcements of new commits."""
@@ -113,7 +113,7 @@ class NatsShardLog:
             for grown in list(self._grown):
                 grown()
 
-        self._ear = await self._link.subscribe(self._place.grown_subject, heard)
+        self._unsubscribe = await self._link.subscribe(self._place.grown_subject, heard)
 
     async def _fetch_again(self) -> list[LogMessage]:
         for _ in range(BEHIND_TRIES):

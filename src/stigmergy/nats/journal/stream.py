@@ -157,13 +157,13 @@ class LogStream:
 
     async def purge(self, before: int) -> None:
         """Deletes all messages before this one."""
-        await self.patiently(lambda: self.link.api(f"STREAM.PURGE.{self.place.stream}", {"seq": before}))
+        await self.retried(lambda: self.link.api(f"STREAM.PURGE.{self.place.stream}", {"seq": before}))
 
     # ------------------------------------------------------------------ reading
 
     async def find(self) -> StreamFound | None:
         """The stream as its leader sees it; None if it does not exist."""
-        return await self.patiently(lambda: find_stream(self.link, self.place.stream))
+        return await self.retried(lambda: find_stream(self.link, self.place.stream))
 
     async def info(self) -> StreamFound:
         """The stream as its leader sees it. Raises JournalForeign if it is gone."""
@@ -188,7 +188,7 @@ class LogStream:
         """Messages from this one on, in order, from any replica: there may be more. The first may have a higher
         sequence, if earlier ones were dropped."""
         asked = msgspec.json.encode({"seq": sequence, "batch": count_max, "max_bytes": READ_BYTES_MAX})
-        found = await self.patiently(lambda: self.link.collect(self._direct, asked, count_max, within_s=TRY_S))
+        found = await self.retried(lambda: self.link.collect(self._direct, asked, count_max, within_s=TRY_S))
         return [self._entry(message) for message in found]
 
     async def fetch_some(self, sequence: int, upto: int, count_max: int = READ_COUNT_MAX) -> list[LogMessage]:
@@ -218,7 +218,7 @@ class LogStream:
 
     async def _ask_leader(self, asked: dict[str, Any], within_s: float | None = None) -> LogMessage | None:
         try:
-            answer = await self.patiently(
+            answer = await self.retried(
                 lambda: self.link.api(f"STREAM.MSG.GET.{self.place.stream}", asked, within_s=TRY_S), within_s
             )
         except _Absent:
@@ -239,7 +239,7 @@ class LogStream:
             )
         return kind
 
-    async def patiently(self, work: Callable[[], Awaitable[T]], within_s: float | None = None) -> T:
+    async def retried(self, work: Callable[[], Awaitable[T]], within_s: float | None = None) -> T:
         """Retries work that may be repeated until the server answers. Raises LinkDown, or the meaning of a refusal."""
         until_s = asyncio.get_running_loop().time() + (self._patience_s if within_s is None else within_s)
         while True:

@@ -99,7 +99,7 @@ class NatsLedger:
         self._is_prepared = False
         self._is_caught_up = False
         self._starting = asyncio.Lock()
-        self._deeds = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
         self._is_appending = False
         self._is_closed = False
         self._watching: list[Heard] = []
@@ -198,7 +198,7 @@ class NatsLedger:
     async def cut(self, upto: int) -> None:
         self._check_open()
         reader, link = await self._caught_up(), self._needed_link()
-        async with self._deeds:
+        async with self._write_lock:
             head, _ = await read_head(self._place, link)
             if head is None or head.position < upto:
                 raise Bug(f"{self._place.shown}: no checkpoint covers {upto}; store one before the log is cut")
@@ -240,7 +240,7 @@ class NatsLedger:
     async def _change(self, change: Enrol | Revoke) -> None:
         self._check_open()
         await self._caught_up()
-        async with self._deeds:
+        async with self._write_lock:
             await self._needed_writer().do(change)
 
     def _acceptable(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -258,7 +258,7 @@ class NatsLedger:
 
     async def _append(self, entries: tuple[bytes, ...]) -> int:
         await self._caught_up()
-        async with self._deeds:
+        async with self._write_lock:
             self._check_open()
             return await self._needed_writer().append(entries)
 

@@ -119,10 +119,10 @@ def asking(what: str, *, writes: bool) -> Iterator[None]:
     except LinkDown as error:
         raise StoreUnavailable(f"{what}: {error}") from None
     except JetStreamRefused as refused:
-        raise _in_our_words(what, refused) from None
+        raise _translated(what, refused) from None
 
 
-def _in_our_words(what: str, refused: JetStreamRefused) -> Exception:
+def _translated(what: str, refused: JetStreamRefused) -> Exception:
     if refused.is_fence:
         return StoreConflict(f"{what}: another client wrote it ({refused.description}); read it and decide again")
     if refused.is_full:
