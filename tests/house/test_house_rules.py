@@ -49,6 +49,7 @@ ADAPTERS = (
 )
 # Written in parts, so that this file passes its own rules.
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME)\b")
+CONFLICT = re.compile(r"(?:<{7}|>{7}) ")
 MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(?:ro" + r"ot|wo" + r"rk|ho" + r"me)(?![\w-])")
 
 
@@ -204,6 +205,13 @@ def no_machine_paths(name: str, text: str) -> Iterator[str]:
             yield f"{name}:{number}: '{found.group()}' belongs to one machine; make it relative or an argument"
 
 
+def no_conflict_markers(name: str, text: str) -> Iterator[str]:
+    """In a docstring or a page neither the linter nor a test notices what a merge has left."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if CONFLICT.match(line):
+            yield f"{name}:{number}: what git wrote at a conflict; choose one side"
+
+
 RULES: tuple[Rule, ...] = (
     opens_with_a_sentence,
     file_fits_on_a_few_screens,
@@ -236,7 +244,7 @@ def test_the_source_keeps_all_rules() -> None:
     assert len(names_used_twice()) <= NAMES_TWICE_MAX, names_used_twice()
 
 
-def test_tracked_files_name_no_machine_paths() -> None:
+def test_tracked_files_have_no_machine_paths_and_no_conflicts() -> None:
     names = tracked_files()
     if not names:
         pytest.skip("not a git checkout: tracked files are unknown")
@@ -244,7 +252,8 @@ def test_tracked_files_name_no_machine_paths() -> None:
     for name in names:
         file = ROOT / name
         if file.is_file() and not file.is_symlink():
-            findings += no_machine_paths(name, file.read_text(encoding="utf-8", errors="replace"))
+            text = file.read_text(encoding="utf-8", errors="replace")
+            findings += [*no_machine_paths(name, text), *no_conflict_markers(name, text)]
     assert not findings, "\n" + "\n".join(findings)
 
 
@@ -311,6 +320,11 @@ def test_every_rule_has_a_bad_example() -> None:
 def test_machine_paths_are_found(folder: str) -> None:
     assert list(no_machine_paths("a.md", f"open /{folder}/x or `/{folder}`"))
     assert not list(no_machine_paths("a.md", f"src/{folder}/x ~/{folder} https://example.org/{folder} /{folder}shop"))
+
+
+@pytest.mark.parametrize("sign", ["<", ">"])
+def test_conflict_markers_are_found(sign: str) -> None:
+    assert list(no_conflict_markers("a.md", f"text\n{sign * 7} main\n"))
 
 
 # The plan of the package: what one file cannot show.

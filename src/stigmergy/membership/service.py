@@ -1,14 +1,8 @@
 """Membership without a broker: runs SWIM (`membership/swim.py`) on a mesh and a clock.
 
-<<<<<<< HEAD
-It reports joins and leaves like presence on a bus: the same events, through the same callback, with the same queries
-(see Roster). If a transport has presence, that is used instead: it notices a lost link sooner, and costs less. Nothing
-here is durable. After a start `MembersReset` comes first, then the members that are found.
-=======
-It reports joins and leaves as presence on a bus does: the same events, through the same callback, with the same
-questions to ask. Where a transport has presence, that is used instead: it hears of a lost link sooner, and
-costs less. Nothing here is durable. After a start `MembersReset` comes first, then the members that are found.
->>>>>>> 75700db (claims, network: say list of writers and members instead of roster)
+It reports joins and leaves like presence on a bus: the same events, through the same callback, with the same
+queries. If a transport has presence, that is used instead: it notices a lost link sooner, and costs less. Nothing here
+is durable. After a start `MembersReset` comes first, then the members that are found.
 """
 
 from __future__ import annotations
