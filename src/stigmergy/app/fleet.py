@@ -46,7 +46,7 @@ from stigmergy.keys.keyfile import (
     read_public_key,
 )
 from stigmergy.membership.udp import parse_url as read_mesh_url
-from stigmergy.network.bus_link import BusLink, describe_this_node
+from stigmergy.network.bus_link import BusLink, Levels, describe_this_node
 from stigmergy.network.replication import Replication
 from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.declaration import Declaration
@@ -54,7 +54,6 @@ from stigmergy.node.device_tasks import Devices, start_attached
 from stigmergy.node.host import Connections, Host, connections_of, open_host
 from stigmergy.node.needs import needs_of
 from stigmergy.node.settings import Settings
-from stigmergy.uplink.collector import Levels
 from stigmergy.uplink.rules import UplinkRule
 
 

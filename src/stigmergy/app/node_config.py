@@ -15,8 +15,8 @@ from stigmergy.bus.port import Bus
 from stigmergy.bus.topics import safe_node_name
 from stigmergy.claims.port import Ledger
 from stigmergy.membership.mesh import Mesh
+from stigmergy.network.bus_link import Levels
 from stigmergy.store.port import Store
-from stigmergy.uplink.collector import Levels
 from stigmergy.uplink.rules import UplinkRule
 
 BUSES = "stigmergy.buses"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
@@ -23,7 +24,7 @@ from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import Member, Presence, describe_node
 from stigmergy.bus.publisher import Publisher
 from stigmergy.bus.replies import Responder
-from stigmergy.bus.subscriptions import COLLECT_ALL
+from stigmergy.bus.subscriptions import COLLECT_ALL, Collect
 from stigmergy.bus.topics import Topics, check_level_name
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.network.subscriber import Subscriber
@@ -31,10 +32,10 @@ from stigmergy.node.host import Connections, Host
 from stigmergy.node.ingress import BUS_SOURCES
 from stigmergy.shard.inputs import EffectsSettled
 from stigmergy.shard.outbox import Pending
-from stigmergy.uplink.collector import Levels, Relay
+from stigmergy.uplink.collector import CollectedBus, Collector
 from stigmergy.uplink.names import UplinkSource
 from stigmergy.uplink.rules import UplinkRule
-from stigmergy.uplink.sender import UplinkStatus
+from stigmergy.uplink.sender import Uplink, UplinkStatus
 
 RECALLED_COMMITS_MAX = 2_000
 """So many of the last commits are read at the start for what was published last."""
@@ -57,6 +58,127 @@ class LinkStatus(Struct, frozen=True):
     members: int = 0
     uplink: UplinkStatus | None = None
     """How far the receiver of the node's uplink is behind; None without one."""
+
+
+# The uplinks of a node on a bus: its own, if it has a rule for one, and those that it collects.
+#
+# A gateway is between two levels: its own uplink may use another bus than its site, and uplinks of whole sites may
+# arrive on a third one. By default everything is on the node's bus.
+
+ANY_SITE = "+"
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A bus with its own counters."""
+
+    def counted(self) -> dict[str, int]: ...
+
+
+class Levels(Struct, frozen=True):
+    """The buses to the levels above and below, if they are not the node's own."""
+
+    above: Bus | None = None
+    """For the node's own uplink."""
+    below: Bus | None = None
+    """For uplinks of all sites."""
+
+    @property
+    def buses(self) -> list[Bus]:
+        """The existing ones."""
+        return [bus for bus in (self.above, self.below) if bus is not None]
+
+
+class Relay:
+    """Both directions; starts and stops with the node's link."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        host: Host,
+        me: UplinkSource,
+        run: str,
+        teller: Responder,
+        rule: UplinkRule | None,
+        collects: Sequence[Collect],
+        levels: Levels | None = None,
+    ) -> None:
+        settings = host.settings
+        self._host = host
+        self.levels = levels or Levels()
+        self.uplink = None if rule is None else Uplink(self.levels.above or bus, host, me, rule, settings.uplink, run)
+        buses = [CollectedBus(bus, me.site)] if collects else []
+        if self.levels.below is not None:
+            buses.append(CollectedBus(self.levels.below, ANY_SITE))
+            collects = (*collects, COLLECT_ALL)
+        self.collector = Collector(buses, host, me, run, teller, collects, settings.bus) if buses else None
+        if self.levels.above is not None:
+            self.levels.above.on_link(self._heard_above)
+
+    async def start(self) -> None:
+        """Call it after the host has started, and before the bus opens."""
+        if self.collector is not None:
+            await self.collector.start()
+        if self.uplink is not None:
+            # From now on retention keeps what is not sent yet.
+            self._host.housekeeper.safeguards.uplink = self.uplink
+            await self.uplink.start()
+        for bus in self.levels.buses:
+            await bus.open()
+
+    def link(self, up: bool) -> None:
+        """The node's own link came up or was lost."""
+        if self.uplink is not None and self.levels.above is None:
+            self.uplink.link(up)
+
+    def _heard_above(self, up: bool) -> None:
+        if self.uplink is not None:
+            self.uplink.link(up)
+
+    def close(self) -> None:
+        """Collects nothing more."""
+        if self.collector is not None:
+            self.collector.close()
+
+    async def stop(self) -> None:
+        """Sends nothing more."""
+        if self.uplink is not None:
+            await self.uplink.stop()
+        for bus in self.levels.buses:
+            await bus.close()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the level above is unreachable, over its own bus."""
+        return self.levels.above is not None and not self.levels.above.is_up
+
+    @property
+    def why_cut_off(self) -> str:
+        """Why a level with its own bus is unreachable."""
+        errors = [str(bus.last_error) for bus in self.levels.buses if bus.last_error is not None]
+        return errors[0] if errors else ""
+
+    def standing(self) -> UplinkStatus | None:
+        """The status of the node's own uplink; None without one."""
+        return None if self.uplink is None else self.uplink.standing()
+
+    @property
+    def troubles(self) -> list[str]:
+        """Why nothing goes up now, if somebody has to do something about it."""
+        standing = self.standing()
+        found = [f"uplink: {standing.trouble}"] if standing is not None and standing.trouble else []
+        errors = (bus.last_error for bus in self.levels.buses)
+        return [*found, *(str(error) for error in errors if isinstance(error, ConfigError))]
+
+    def counters(self) -> dict[str, int]:
+        """Counts of sent and collected events, and those of the buses between levels."""
+        found = {} if self.uplink is None else self.uplink.counted()
+        if self.collector is not None:
+            found |= structs.asdict(self.collector.counters)
+        for bus in self.levels.buses:
+            if isinstance(bus, Counting):
+                found |= bus.counted()
+        return found
 
 
 class BusLink:

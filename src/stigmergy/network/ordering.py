@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from stigmergy.base.errors import SequenceGap, StaleEpoch, StigmergyError, TooLarge
 from stigmergy.bus.cloudevents import CloudEvent
 from stigmergy.bus.port import Bus
-from stigmergy.node.host import Host
 from stigmergy.node.ingress import BUS_SOURCES
-from stigmergy.node.intake import Stream
+from stigmergy.node.intake import Intake, Stream
 from stigmergy.shard.gaps import Gaps, Position, Turn, remember
 from stigmergy.shard.inputs import SequencesSkipped
 from stigmergy.shard.marks import Marks
+from stigmergy.shard.shard import Shards
 
 SECOND_NS = 1_000_000_000
 GAP_WAIT_NS_MIN = 2 * SECOND_NS
@@ -75,9 +76,13 @@ def numbers_of(event: CloudEvent) -> Numbers | None:
 class Ordering:
     """Hands messages over in order. A stream is for one agent only."""
 
-    def __init__(self, host: Host, bus: Bus, gap_wait_s: float) -> None:
-        self._host = host
+    def __init__(
+        self, intake: Intake, shards: Shards, bus: Bus, monotonic_ns: Callable[[], int], gap_wait_s: float
+    ) -> None:
+        self._intake = intake
+        self._shards = shards
         self._bus = bus
+        self._monotonic_ns = monotonic_ns
         self._gap_wait_ns = int(gap_wait_s * SECOND_NS)
         self._gaps = Gaps[Key](self._marked)
         self._begun: dict[str, int] = {}
@@ -91,16 +96,16 @@ class Ordering:
         """Sources that left a gap on this link, by their fault or ours: their messages are not awaited again."""
         self._links = 0
         """How often the link came or went; once more if it did in an earlier run."""
-        self._link_ns = host.clock.monotonic_ns()
+        self._link_ns = monotonic_ns()
         self.counters = OrderingCounters()
 
     def start(self) -> None:
         """Finds out whether an earlier run has listened already, and remembers that this one has."""
-        first = self._host.shards.first.state
+        first = self._shards.first.state
         if first.marks.consumed(BUS_SOURCES, 0):
             self._links += 1
         else:
-            self._host.intake.put_inside(first.shard, SequencesSkipped(BUS_SOURCES, 0, 0, 1, ""))
+            self._intake.put_inside(first.shard, SequencesSkipped(BUS_SOURCES, 0, 0, 1, ""))
 
     def link(self, up: bool) -> None:
         """The link came or went: what was under way on the last one may come again, and late.
@@ -108,7 +113,7 @@ class Ordering:
         To lose it counts as well: what a session has kept may come on the next link before we hear that it is up.
         """
         self._links += 1
-        self._link_ns = self._host.clock.monotonic_ns()
+        self._link_ns = self._monotonic_ns()
         if up:
             self._lossy.clear()
             self._gaps.restart_waits()
@@ -149,7 +154,7 @@ class Ordering:
         missing = turn is Turn.EARLY and self._may_come(key) and self._gives_up(key, sender, numbers)
         self._check_room(sender, key)
         stream = Stream(source, numbers.incarnation, numbers.epoch)
-        taken = self._host.intake.take_numbered(stream, numbers.sequence, to, body, missing=missing)
+        taken = self._intake.take_numbered(stream, numbers.sequence, to, body, missing=missing)
         self._gaps.advance(key, numbers.sequence, numbers.epoch)
         self._repeats.pop(key, None)
         self._passed.pop(source, None)
@@ -175,7 +180,7 @@ class Ordering:
         remember(self._begun, sender, begun + 1)
 
     def _note_repeated(self, key: Key, sequence: int) -> None:
-        now_ns = self._host.clock.monotonic_ns()
+        now_ns = self._monotonic_ns()
         since_ns, highest, count = self._repeats.get(key, (now_ns, 0, 0))
         if sequence <= highest:  # it begins anew, as senders do that were killed
             since_ns, count = now_ns, 0
@@ -194,19 +199,19 @@ class Ordering:
         """
         stream = Stream(*key[:2], epoch=self._marks(key).epoch(*key[:2]))
         with contextlib.suppress(StaleEpoch):
-            await self._host.intake.take_numbered(stream, sequence, to, body, missing=False)
+            await self._intake.take_numbered(stream, sequence, to, body, missing=False)
 
     def _may_come(self, key: Key) -> bool:
         """Whether what a message follows may still come, on a stream of which we know nothing yet.
 
         We may have listened to it before and been killed too early; or it was there long before us.
         """
-        recent = self._host.clock.monotonic_ns() - self._link_ns < self._gap_wait_ns
+        recent = self._monotonic_ns() - self._link_ns < self._gap_wait_ns
         return bool(self._gaps.passed(key)) or (self._links > 1 and recent)
 
     def _gives_up(self, key: Key, sender: str, numbers: Numbers) -> bool:
         """True when the wait for the one before is over, else SequenceGap."""
-        now_ns = self._host.clock.monotonic_ns()
+        now_ns = self._monotonic_ns()
         waits = self._gaps.still_waits(key, now_ns, GAP_WAIT_NS_MIN, self._link_ns + self._gap_wait_ns)
         # While the link is down nothing can come, so nobody's time is up.
         if not self._bus.is_up or (sender not in self._lossy and waits):
@@ -221,11 +226,11 @@ class Ordering:
         return True
 
     def _key(self, source: str, numbers: Numbers, to: str) -> Key:
-        return source, numbers.incarnation, self._host.intake.shard_of(to)
+        return source, numbers.incarnation, self._intake.shard_of(to)
 
     def _marked(self, key: Key) -> Position:
         marks = self._marks(key)
         return Position(marks.consumed(*key[:2]), marks.epoch(*key[:2]))
 
     def _marks(self, key: Key) -> Marks:
-        return self._host.shards[key[2]].state.marks
+        return self._shards[key[2]].state.marks

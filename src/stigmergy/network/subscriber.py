@@ -127,7 +127,7 @@ class Subscriber:
         self._fresh_id = fresh_id
         self._settings = settings
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
-        self.ordering = Ordering(host, bus, settings.gap_wait_s)
+        self.ordering = Ordering(host.intake, host.shards, bus, host.clock.monotonic_ns, settings.gap_wait_s)
         self._seen: dict[tuple[str, str, str], asyncio.Future[None]] = {}
         """Messages without numbers; each is done when it is durable."""
         self._closed = False
