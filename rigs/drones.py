@@ -28,7 +28,7 @@ from stigmergy.agents.windows import Window
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.mailbox import StreamPolicy
 from stigmergy.node.settings import Settings
-from stigmergy.sim.node import Receiver
+from stigmergy.sim.devices import Receiver
 
 STALE_S = 2.0
 

@@ -29,7 +29,8 @@ from stigmergy.node.column_roster import Place, Roster
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, pack_batch
 from stigmergy.shard.commit_reader import walk
-from stigmergy.sim.node import SimNode, Temper
+from stigmergy.sim.devices import Temper
+from stigmergy.sim.node import SimNode
 
 KIND = "Gauge"
 SOURCE = "gauges"

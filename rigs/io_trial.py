@@ -18,9 +18,10 @@ from rigs.trial_checkers import CHECKERS, HEALED, Evidence
 from stigmergy.base.errors import JournalError, StigmergyError
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
+from stigmergy.sim.devices import Receiver, Temper
 from stigmergy.sim.disk import AfterFailedSync, DiskFault
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.node import Receiver, SimNode, Temper
+from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
 
 ROUNDS = 6

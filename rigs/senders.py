@@ -13,7 +13,8 @@ from stigmergy.agents.codec import pack_envelope
 from stigmergy.agents.messages import Command, Event
 from stigmergy.base.errors import StigmergyError
 from stigmergy.shard.inputs import Accepted, Verdict
-from stigmergy.sim.node import SimNode, Temper
+from stigmergy.sim.devices import Temper
+from stigmergy.sim.node import SimNode
 
 
 class Sender:

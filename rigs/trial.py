@@ -33,9 +33,10 @@ from stigmergy.control.live import Live
 from stigmergy.node.mailbox import BLOCK, DROP_OLDEST, StreamPolicy, sample
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit_reader import walk
+from stigmergy.sim.devices import Receiver
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.errors import SimulationError
-from stigmergy.sim.node import Receiver, SimNode
+from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
 
 HEAL_S = 90.0

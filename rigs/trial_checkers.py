@@ -24,7 +24,8 @@ from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import Commit, statement
 from stigmergy.shard.commit_reader import walk
 from stigmergy.shard.replay import apply
-from stigmergy.sim.node import Receiver, SimNode
+from stigmergy.sim.devices import Receiver
+from stigmergy.sim.node import SimNode
 
 KEPT = (Measured, Spotted, Beaten, Garbled)
 """What is in the log if it was consumed: as it came, or as an input that failed."""

@@ -6,8 +6,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+from stigmergy.sim.devices import Receiver, Temper
 from stigmergy.sim.disk import DiskFault
-from stigmergy.sim.node import Receiver, SimNode, Temper
+from stigmergy.sim.node import SimNode
 
 HOUR_S = 3600.0
 Crash = Callable[[str], Awaitable[None]]

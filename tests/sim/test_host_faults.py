@@ -10,8 +10,9 @@ from rigs.io_trial import run_io_trial
 from stigmergy.base.errors import JournalFull, JournalUnknown
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.inputs import Accepted
+from stigmergy.sim.devices import Receiver
 from stigmergy.sim.disk import AfterFailedSync, Call, DiskFault
-from stigmergy.sim.node import Receiver, SimNode
+from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
 
 PARTS = 6

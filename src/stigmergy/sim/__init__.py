@@ -35,14 +35,14 @@ if TYPE_CHECKING:
         VERSIONS,
         Fault,
     )
-    from stigmergy.sim.machine import Replaced
+    from stigmergy.sim.node import Replaced
     from stigmergy.sim.simulation import Outcome, SimulationFailed, simulate
     from stigmergy.sim.world import Node, World
 
 _PLACES = {
     "Node": "stigmergy.sim.world",
     "Outcome": "stigmergy.sim.simulation",
-    "Replaced": "stigmergy.sim.machine",
+    "Replaced": "stigmergy.sim.node",
     "SimulationFailed": "stigmergy.sim.simulation",
     "World": "stigmergy.sim.world",
     "simulate": "stigmergy.sim.simulation",

@@ -27,6 +27,9 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.bus.memory import MemoryBroker
 from stigmergy.bus.port import BusMessage
 from stigmergy.bus.topics import AGENTS
+from stigmergy.claims.memory_ledger import MemoryLedgerStore
+from stigmergy.network.bus_link import describe_this_node
+from stigmergy.network.replication import Replication
 from stigmergy.network.replicator import SharedStatus
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
@@ -61,10 +64,9 @@ from stigmergy.sim.faults import (
     draw_plan,
 )
 from stigmergy.sim.liar import Lies, begin_to_lie, tell_the_truth
-from stigmergy.sim.links import Links, SimBroker, SimBus
-from stigmergy.sim.machine import WRITE_S, Machine, SimServices, draw_journal
+from stigmergy.sim.links import Links, SimBroker, SimBus, SimLedger
 from stigmergy.sim.network import Network
-from stigmergy.sim.node import NodeService
+from stigmergy.sim.node import WRITE_S, Machine, NodeService, draw_journal
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, TimelineEntry
 
@@ -285,6 +287,50 @@ class FaultInjector:
                 await machine.upgrade(self._versions[amount % len(self._versions)])
         else:
             raise AssertionError(planned.fault)
+
+
+# What runs beside the host of each machine.
+
+SEEDS_COUNT = 3
+"""So many nodes are known to everybody from the start; the others are heard of."""
+
+
+class SimServices:
+    """What runs on each machine beside its host, as the real wiring would put it there.
+
+    A fleet with shared or ordered fields gets replicas over a mesh, or over its bus, with the members that these know,
+    and claims on a ledger. The seed decides how they gossip.
+    """
+
+    def __init__(self, run: Run, fleet: Declaration, network: Network, names: list[str], *, bus: bool) -> None:
+        self._run = run
+        self._network = network
+        self._names = names
+        self.shares = any(plan.shared for plan in fleet.plans.values())
+        self.claims = any(plan.ordered for plan in fleet.plans.values())
+        self.over_bus = bus and run.chance("company").randrange(3) == 0
+        """Whether replicas gossip over the broker, instead of a mesh of their own."""
+        self._store = MemoryLedgerStore(fleet.name)
+
+    def make(self, machine: Machine, host: Host) -> Replication | None:
+        """The replication of a machine that is about to start; None for a fleet that has no use for it."""
+        if not self.shares and not self.claims:
+            return None
+        name, link = machine.name, machine.link
+        chance = self._run.chance(f"{name}/ledger/{machine.incarnation}/{machine.lives}")
+        ledger = SimLedger(self._store, machine.quality, chance, machine.context) if self.claims else None
+        if self.over_bus and link is not None:
+            return Replication(host, machine.signer, machine.entropy, link=link, ledger=ledger)
+        self._network.crash(name)  # the node that had the name before
+        return Replication(
+            host,
+            machine.signer,
+            machine.entropy,
+            mesh=self._network.mesh(name, machine.context),
+            ledger=ledger,
+            me=describe_this_node(host, name, machine.entropy, "simulated"),
+            seeds=self._names[:SEEDS_COUNT],
+        )
 
 
 FOR_S = 30.0

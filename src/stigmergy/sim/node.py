@@ -14,20 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
+import contextvars
 import random
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from stigmergy.agents.codec import encode
 from stigmergy.agents.effects import Order
-from stigmergy.agents.messages import Action, spec_of
 from stigmergy.base.errors import StigmergyError
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.control.live import Live
-from stigmergy.devices.staleness import safe_actions_of
 from stigmergy.journal import segments, sqlite
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import Journal, JournalIdentity
@@ -40,10 +37,13 @@ from stigmergy.node.device_tasks import Devices, Inline, start_attached
 from stigmergy.node.host import Connected, Connections, Host, connections_of, open_host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group
-from stigmergy.sim.disk import AfterFailedSync, SimFolder
+from stigmergy.sim.devices import Receiver, equip
+from stigmergy.sim.disk import AfterFailedSync, DiskFault, SimFolder
 from stigmergy.sim.errors import NoProgress
+from stigmergy.sim.feeds import SimFeed
+from stigmergy.sim.links import Quality
 from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
-from stigmergy.sim.loop import SimClock, SimEntropy
+from stigmergy.sim.loop import ACTOR, SimClock, SimEntropy
 from stigmergy.sim.run import Run
 from stigmergy.uplink.rules import UplinkRule
 
@@ -341,161 +341,338 @@ class SimNode:
             self._on_durable(group)
 
 
-# The devices of a node, which survive its crashes, and a declaration that uses them in place of real ones.
+# A machine of a fleet, over all its lives.
+#
+# As an init system, it restarts a node that is down or has stopped by itself, after a moment. As an operator, it gives
+# a node whose journal is refused a fresh disk and a new incarnation, under the same name and key; data that was only on
+# that disk is gone, and everybody who keeps marks must treat the new one as new.
 
-SAFE = ".safe."
-"""What the key of a safe action has in it."""
-
-
-class Carried(Struct, frozen=True):
-    """An order that was carried out, the first time."""
-
-    agent: str
-    tag: str
-    body: bytes
-    time_ns: int
-    token: int
-    sequence: int
-
-
-class Temper(Struct):
-    """How a network or a device behaves; changed while the simulation runs."""
-
-    loss: float = 0.0
-    repeat: float = 0.0
-    delay_s: float = 0.0
-    fail: float = 0.0
+T = TypeVar("T")
+LOOK_S = 0.5
+"""How often it is looked whether a disk has lost power without its node knowing, while things go wrong."""
+STARTS_MAX = 40
+"""A node that does not start in so many attempts never does."""
+ROOM_BYTES = 1 << 40
+SCANT_BYTES = 1 << 20
+WRITE_S = 0.0005
+MEMORY, SQLITE, SEGMENTS = "memory", "sqlite", "segments"
 
 
-class Receiver:
-    """The devices: each order is carried out once, whatever is repeated."""
+class Replaced(Struct, frozen=True):
+    """A journal that was given up for a fresh one: what was only in it is gone."""
 
-    def __init__(self, node: SimNode, chance: random.Random) -> None:
-        self._node = node
-        self._disk = node.disk
-        self._chance = chance
-        self.temper = Temper()
-        self.carried: dict[str, Carried] = {}
-        """By key, in the order of the first time."""
-        self.failed_keys: dict[str, None] = {}
-        """Orders that a device has failed at least once."""
-        self.safe_tried_ns: dict[str, int] = {}
-        """Per agent when a safe action last went out, whether the device took it or not."""
-        self.safe_tries: dict[str, list[int]] = {}
-        """Per agent all such times."""
-        self.safe: list[Carried] = []
-        self.on_carried: Callable[[Order[Any]], None] | None = None
-        """Told of each order, the first time."""
-        self.repeats = 0
+    node: str
+    at_s: float
+    """Virtual seconds since the beginning of the run."""
+    incarnation: int
+    """Of the fresh one."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.node} at {self.at_s:.3f} s, incarnation {self.incarnation}: {self.why}"
+
+
+class Surroundings(Protocol):
+    """What a machine is put into: connects it, hears what becomes of it."""
+
+    run: Run
+
+    def connect(self, machine: Machine, broker: MemoryBroker) -> MemoryBus:
+        """The machine's connection to its broker, at a start."""
+
+    def make_services(self, machine: Machine, host: Host) -> Sequence[NodeService]:
+        """What runs beside the host of a machine, at a start."""
+
+    def kept(self, machine: Machine, group: Group) -> None:
+        """A group of commits is durable on a machine."""
+
+    def carried(self, machine: Machine, order: Order[Any]) -> None:
+        """A device of a machine has carried out an order."""
+
+    def changed(self, machine: Machine, what: str) -> None:
+        """A machine has started, stopped, crashed or been replaced."""
+
+
+class Machine(SimNode):
+    """A simulated node that somebody looks after, with its devices and the senders outside."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        name: str,
+        agents: tuple[str, ...],
+        fleet: Declaration,
+        *,
+        journal: str,
+        settings: Settings,
+        broker: MemoryBroker | None,
+        quality: Quality,
+        devices: bool,
+        stormy: bool = True,
+        remembers: bool = True,
+    ) -> None:
+        run = around.run
+        self.around = around
+        self.fleet = fleet
+        """The version that runs, or will at the next start."""
+        self.quality = quality
+        self._own_devices = devices
+        self.chance = run.chance(f"{name}/machine")
+        self.context = contextvars.copy_context()
+        self.context.run(ACTOR.set, name)
+        self.receivers: list[Receiver] = []
+        """The devices, one set for each incarnation."""
+        self.replaced: list[Replaced] = []
+        """When and why its journals were given up."""
         self.findings: list[str] = []
-
-    def act(self, order: Order[Any]) -> None:
-        """Carries out an order at once."""
-        if self._node_lives:
-            self.note_try(order)
-            if self._chance.random() < self.temper.fail / 2:
-                self.failed_keys[order.key] = None
-                raise OSError("the device did not answer")
-            self._carry_out(order)
-            if self._chance.random() < self.temper.fail / 2:
-                raise OSError("the device has acted, but its answer is lost")
-
-    async def act_slowly(self, order: Order[Any]) -> None:
-        """Carries out an order in the course of some time."""
-        await self._take_time()
-        self.act(order)
-        await self._take_time()
-
-    def note_try(self, order: Order[Any]) -> None:
-        """A safe action has reached the devices, whatever becomes of it."""
-        if SAFE in order.key and self._node_lives:
-            self.safe_tried_ns[order.agent] = now_ns = self._node.world.loop.time_ns()
-            self.safe_tries.setdefault(order.agent, []).append(now_ns)
-
-    async def _take_time(self) -> None:
-        if self.temper.delay_s:
-            await asyncio.sleep(self._chance.uniform(0, self.temper.delay_s))
-        if not self._node_lives:
-            # The machine is down: the caller is about to be told so. Nothing leaves it any more.
-            await asyncio.get_running_loop().create_future()
-
-    def _carry_out(self, order: Order[Any]) -> None:
-        body = encode(order.effect)
-        tag = spec_of(type(order.effect)).tag
-        time_ns = self._node.world.loop.time_ns()
-        carried = Carried(order.agent, tag, body, time_ns, order.token, order.sequence)
-        known = self.carried.get(order.key)
-        if known is not None:
-            self.repeats += 1
-            if (known.agent, known.tag, known.body, known.token) != (order.agent, tag, body, order.token):
-                self.findings.append(f"key {order.key}: was {known.tag} of {known.agent}, is {tag} of {order.agent}")
-            return
-        self.carried[order.key] = carried
-        if SAFE in order.key:
-            self.safe.append(carried)
-        else:
-            self._check_is_durable(order, body)
-        self._node.record("carried out", [order.key, order.agent, tag])
-        if self.on_carried is not None:
-            self.on_carried(order)
+        self.flips = 0
+        """Bits that were flipped since the last start."""
+        self._known = 0
+        """How much was found wrong before they were."""
+        self._planned: list[int] = []
+        self.stormy = stormy
+        """Whether faults may still be the reason for what goes wrong."""
+        self._write_s = WRITE_S if stormy else 0.0
+        self._guarding: asyncio.Task[None] | None = None
+        self._turns = asyncio.Lock()
+        """Held by the one task that changes the machine's life."""
+        self.expects_down = False
+        """Whether what takes the machine down says so itself."""
+        super().__init__(
+            run,
+            self._declare_equipped,
+            name=name,
+            settings=settings,
+            in_memory=journal == MEMORY,
+            in_segments=journal == SEGMENTS,
+            after_failed_sync=self._draw_after_failed_sync(name, 1),
+            agents=agents,
+            broker=broker,
+            parts=lambda _, host: around.make_services(self, host),
+            make_bus=lambda broker: around.connect(self, broker),
+            on_durable=lambda group: around.kept(self, group),
+        )
+        self._set_up()
+        self.feed = SimFeed(
+            name,
+            lambda: self.running,
+            quality,
+            run.chance(f"{name}/feed"),
+            self.context,
+            swift=not stormy,
+            remembers=remembers,
+        )
+        self.feed.on_acknowledged = self._check_durable
 
     @property
-    def _node_lives(self) -> bool:
-        """A node with a new disk has new devices: to these it never comes back."""
-        return self._node.alive and self._node.disk is self._disk
+    def running(self) -> Live | None:
+        """The running node; None while it is down or has failed."""
+        live = self.live
+        return None if live is None or live.failure is not None else live
 
-    def _check_is_durable(self, order: Order[Any], body: bytes) -> None:
-        """Journal before effect: the commit behind the order must be durable at this very moment."""
-        _, shard, position, index = (int(part) for part in order.key.split("."))
-        commits = self._node.logbook.commits[shard]
-        if position > len(commits):
-            self.findings.append(f"order {order.key} went out, but {len(commits)} commits of shard {shard} are durable")
+    @property
+    def receiver(self) -> Receiver:
+        """The devices of the present incarnation."""
+        return self.receivers[-1]
+
+    def _declare_equipped(self, node: SimNode) -> Declaration:
+        """The declaration with the devices of this incarnation."""
+        receiver = Receiver(node, self.around.run.chance(f"{node.name}/devices/{node.incarnation}"))
+        receiver.on_carried = lambda order: self.around.carried(self, order)
+        self.receivers.append(receiver)
+        return equip(self.fleet, receiver, devices=self._own_devices)
+
+    def _draw_after_failed_sync(self, name: str, incarnation: int) -> AfterFailedSync:
+        chance = self.around.run.chance(f"{name}/node/{incarnation}")
+        return chance.choice((AfterFailedSync.STALE_CACHE, AfterFailedSync.DROPPED_CACHE))
+
+    def _set_up(self) -> None:
+        """What each new disk gets."""
+        self.disk.on_down = lambda: self.around.changed(self, "down")
+        self.latency.before_s = self.latency.after_s = self._write_s
+
+    # ------------------------------------------------------------------ life
+
+    async def run_guarded(self) -> None:
+        """Starts the node for the first time, and begins to look after it."""
+        await self._start_until_it_runs()
+        self._guarding = asyncio.ensure_future(self._guard())
+
+    async def crash(self, how: str) -> None:
+        """Takes the machine down at once: `power` or `kill`. It is started again by its guard."""
+        async with self._turns:
+            if self.live is not None:
+                self.resume()
+                self.expects_down = True
+                await (self.lose_power() if how == "power" else self.kill())
+                self.expects_down = False
+                self.around.changed(self, "lost power" if how == "power" else "killed")
+
+    async def upgrade(self, fleet: Declaration) -> None:
+        """Stops the node in good order and starts another version of the program on its journal."""
+        async with self._turns:
+            if self.running is None:
+                return
+            self.resume()
+            self.expects_down = True
+            await self.stop()
+            self.expects_down = False
+            self.fleet = fleet
+            self.change_declaration(equip(fleet, self.receiver, devices=self._own_devices))
+            self.around.changed(self, "upgraded")
+
+    async def retire(self) -> None:
+        """Ends the guard and stops the node as a good program does."""
+        self.expects_down = True
+        if self._guarding is not None:
+            self._guarding.cancel()
+        async with self._turns:
+            if self.running is not None:
+                await self.stop()
+
+    def hold(self) -> None:
+        """The process does not run until `resume`."""
+        self.world.loop.hold(self.name)
+
+    def resume(self) -> None:
+        """The process goes on."""
+        self.world.loop.release(self.name)
+
+    def _check_durable(self, source: str, last: int) -> None:
+        """What is acknowledged must be durable at that very moment, in each shard."""
+        for state in self.logbook.states:
+            consumed = state.marks.consumed(source, 0)
+            if consumed < last:
+                shard = f"shard {state.shard} has {consumed} on disk"
+                self.findings.append(f"nothing_acknowledged_is_lost: {source} {last} is acknowledged, {shard}")
+
+    # ------------------------------------------------------------------ faults of the disk
+
+    def plan(self, fault: DiskFault, calls: int) -> None:
+        """One of the next calls to the disk ends in a fault."""
+        number = self.disk.calls + max(1, calls)
+        self._planned.append(number)
+        self.disk.fail(number, fault)
+
+    def flip(self, where: int) -> bool:
+        """Flips a bit on the disk of a machine that is down; whether there was one to flip."""
+        disk = self.disk
+        paths = [path for path in disk.paths() if disk.content(path)]
+        if not paths:
+            return False
+        path = paths[where % len(paths)]
+        size = len(disk.content(path))
+        disk.flip(path, (where // len(paths)) % size, where % 8)
+        if not self.flips:
+            self._known = len(self.logbook.findings)
+        self.flips += 1
+        return True
+
+    def heal(self) -> None:
+        """From now on its disk and devices work, and its clock is set right."""
+        self.stormy = False
+        disk, clock, loop = self.disk, self.clock, self.world.loop
+        disk.forgive()
+        self._planned = [number for number in self._planned if number <= disk.calls]
+        disk.capacity_bytes = ROOM_BYTES
+        self.resume()
+        clock.set_drift(0)
+        clock.set_monotonic_drift(0)
+        clock.set_wall_ns(loop.wall_start_ns + loop.time_ns())
+        self.latency.before_s = self.latency.after_s = WRITE_S
+        self.receiver.temper.fail = self.receiver.temper.delay_s = 0.0
+
+    # ------------------------------------------------------------------ starting
+
+    async def _guard(self) -> None:
+        while True:
+            live = self.live
+            if live is not None and live.failure is None:
+                await self._wait_for_trouble(live)
+                continue
+            async with self._turns:
+                await self._restart()
+
+    async def _restart(self) -> None:
+        live = self.live
+        if live is not None and live.failure is None:
+            return  # somebody else was faster
+        if live is not None:
+            self.record("stopped by itself", type(live.failure).__name__)
+            self.around.changed(self, f"stopped by itself: {type(live.failure).__name__}")
+        self.resume()
+        await self.kill()
+        await asyncio.sleep(self.chance.choice((0.05, 0.3, 2.0)))
+        await self._start_until_it_runs()
+
+    async def _wait_for_trouble(self, live: Live) -> None:
+        """Returns when the node has stopped by itself, or is down. While nothing goes wrong it only waits."""
+        if not self.stormy:
+            await live.wait_failure()
             return
-        owed = commits[position - 1].owed
-        if index >= len(owed) or (owed[index].agent, owed[index].body) != (order.agent, body):
-            self.findings.append(f"order {order.key} of {order.agent} is not what the log owes at that place")
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await live.wait_failure()
+        except TimeoutError:
+            pass
+
+    async def _start_until_it_runs(self) -> None:
+        for _ in range(STARTS_MAX):
+            self.around.changed(self, "starting")
+            try:
+                await self._inside(self.start())
+            except StigmergyError as error:
+                self._not_started(error)
+            else:
+                if not self.flips or len(self.logbook.findings) == self._known:
+                    self.flips = 0
+                    self.around.changed(self, "started")
+                    return
+                # The start found nothing wrong, but an audit would have: the end of the log, or what lies before a
+                # snapshot. A state that is not what its log folds into stays a finding.
+                await self.kill()
+                self._replace("its log is not what was written")
+            await asyncio.sleep(0.2)
+        self.findings.append(f"{self.name} did not start in {STARTS_MAX} attempts")
+
+    def _not_started(self, error: StigmergyError) -> None:
+        if self._spoilt():
+            return
+        if self.flips:
+            self._replace(type(error).__name__)
+            return
+        self.findings.append(f"{self.name} does not start: {type(error).__name__}: {error}")
+        raise error
+
+    def _spoilt(self) -> bool:
+        """Whether a start that failed had a fault to blame. A full disk gets its room back: it would never end."""
+        disk = self.disk
+        spoilt = any(number <= disk.calls for number in self._planned)
+        self._planned = [number for number in self._planned if number > disk.calls]
+        full = disk.free_bytes("") < SCANT_BYTES
+        if full:
+            disk.capacity_bytes = ROOM_BYTES
+        return spoilt or full
+
+    def _replace(self, why: str) -> None:
+        """What an operator does: a fresh disk under a new incarnation. What the log lost is known to be lost."""
+        findings = self.logbook.findings
+        findings[self._known :] = [finding for finding in findings[self._known :] if "folds into" in finding]
+        self.flips = 0
+        self._planned.clear()
+        self.replace_disk(self._draw_after_failed_sync(self.name, self.incarnation + 1))
+        self._set_up()
+        self.feed.replaced(self.incarnation)
+        self.record("replaced", [self.incarnation, why])
+        self.replaced.append(Replaced(self.name, self.world.loop.time(), self.incarnation, why))
+        self.around.changed(self, f"journal replaced: {why}; fresh one, incarnation {self.incarnation}")
+
+    async def _inside(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs something as a part of this machine, so that it is held up with it."""
+        result: T = await self.world.loop.create_task(coroutine, context=self.context.copy())
+        return result
 
 
-def equip(fleet: Declaration, receiver: Receiver, *, devices: bool) -> Declaration:
-    """The same fleet with simulated actuators: `receiver`, which keeps marks, carries out every action.
-
-    Workers stay as they are: their results are part of the design under test. Sensors, control loops and attachments
-    are left out, and the test provides observations. With `devices` all of them run as declared.
-    """
-    made = copy.copy(fleet)
-    if devices:
-        return made
-
-    def actuator(order: Order[Any]) -> Awaitable[None] | None:
-        if receiver.temper.delay_s:
-            return Slowly(receiver, order)
-        receiver.act(order)
-        return None
-
-    actuators = dict(fleet._actuators)
-    for tag, (effect, _) in fleet._actuators.items():
-        if issubclass(effect, Action):
-            actuators[tag] = (effect, actuator)
-    for plan in fleet.plans.values():
-        for action in safe_actions_of(plan):
-            actuators.setdefault(spec_of(type(action)).tag, (type(action), actuator))
-    made._actuators = actuators
-    made._batched = {tag: (action, _take_all) for tag, (action, _) in fleet._batched.items()}
-    made.sensors, made.loops, made.attachments = {}, {}, []
-    return made
-
-
-class Slowly:
-    """An order that takes time. Not a coroutine: one that a crash comes before would never be awaited."""
-
-    def __init__(self, receiver: Receiver, order: Order[Any]) -> None:
-        self._receiver = receiver
-        self._order = order
-        receiver.note_try(order)
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._receiver.act_slowly(self._order).__await__()
-
-
-def _take_all(orders: Any) -> None:
-    """Confirms a block of orders."""
+def draw_journal(chance: random.Random, wants_disk: bool) -> str:
+    """What a machine keeps its log in."""
+    return chance.choice((SQLITE, SQLITE, SEGMENTS, MEMORY)) if wants_disk else MEMORY

@@ -52,7 +52,7 @@ from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.faults import ALL, Fault, Planned, read_faults
 from stigmergy.sim.fleet import FOR_S, HEAL_S, Setup, SimFleet
 from stigmergy.sim.logbook import Logbook
-from stigmergy.sim.machine import Machine, Replaced
+from stigmergy.sim.node import Machine, Replaced
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, render
 from stigmergy.sim.world import World

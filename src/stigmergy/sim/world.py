@@ -30,7 +30,7 @@ from stigmergy.node.intake import check_address, written
 from stigmergy.shard.inputs import Verdict
 from stigmergy.sim.checkers import Settling
 from stigmergy.sim.fleet import SimFleet
-from stigmergy.sim.machine import Machine, Replaced
+from stigmergy.sim.node import Machine, Replaced
 
 LOOK_S = 0.37
 """How often it is looked whether what must come has come. Odd, so that no workload hides between two looks."""
