@@ -371,7 +371,7 @@ def test_a_process_takes_batches_for_its_own_shards_and_says_who_has_the_others(
         record = sender.record(5, agent=sender.roster.places[0].number)
         await live.deliver(sender.batch(record, shard=1, **fields))
         assert live.query(f"Tank/{here[0]}").total == 5
-        with pytest.raises(NotOwned, match="another process has shard 0"):
+        with pytest.raises(NotOwned, match="process 1 of 2 has shard 0"):
             await live.deliver(sender.batch(record, shard=0, **fields))
         assert counted(live, "refused") == 1
         await node.stop()

@@ -1,6 +1,6 @@
 """Copies of journals by the URLs of stores: makes a node's copiers, lists what a store has, restores a journal from it.
 
-    Copiers(host, ("nats://hub:4222", "folder:/mnt/peer"), "north/gateway", safeguards).start()
+    Copiers(host, ("nats://hub:4222", "folder:/mnt/peer"), "north/gateway").start()
     async with CopiesAt("nats://hub:4222", "delivery") as objects:
         await restore(objects, manifest, "sqlite:fleet.db", verifier)
 
@@ -24,7 +24,6 @@ from stigmergy.audit.archive_folder import sync_folder
 from stigmergy.audit.copier import Copier, CopyStanding
 from stigmergy.audit.copy_format import CopyManifest
 from stigmergy.audit.restore import build_journal, fetch_pieces
-from stigmergy.audit.retention import Safeguards
 from stigmergy.audit.verification import Verification, Verified
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt
@@ -58,16 +57,14 @@ def check_copied(url: str, copies: Sequence[str]) -> None:
 class Copiers:
     """Those of one node, with the stores that they have opened."""
 
-    def __init__(self, host: Host, urls: Sequence[str], node: str, safeguards: Safeguards) -> None:
+    def __init__(self, host: Host, urls: Sequence[str], node: str) -> None:
         self._stores: list[Store] = []
         self._bucket = copies_bucket(host.journal.identity.fleet)
-        settings = host.settings.copies
+        settings, safeguards = host.settings.copies, host.housekeeper.safeguards
         self.copiers: list[Copier] = []
         for url in urls:
             opening = _Opening(url, self._bucket, host.clock, self._stores)
             self.copiers.append(Copier(host.journal, shown(url), opening.open, node, host.clock, settings, safeguards))
-
-        safeguards.copy_troubles = lambda: [copier.standing.trouble for copier in self.copiers]
 
     def standings(self) -> list[CopyStanding]:
         """How far the copies in each store are."""

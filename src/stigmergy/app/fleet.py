@@ -9,6 +9,8 @@ from importlib.metadata import version as metadata_version
 from pathlib import Path
 from types import TracebackType
 
+from msgspec import structs
+
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.columns import Engine
 from stigmergy.app.config import Config, find_config
@@ -217,13 +219,11 @@ class Running:
             key.keep()
             await start_attached(host, devices)
             key.remember(journal, self.say)
-            host.housekeeper.guard(safeguards := make_safeguards(host, self.url, signer))
-            self._copiers = Copiers(host, self.node_config.copies, self._copied_as, safeguards)
+            self._copiers = Copiers(host, self.node_config.copies, self._copied_as)
         except BaseException:
             await journal.close()
             raise
         self._host = host
-        self._safeguards = safeguards
         self._devices = devices
         self._signer = signer
         devices.start()
@@ -264,11 +264,12 @@ class Running:
             await self._devices.close()
 
     def _connect(self, host: Host, signer: Signer, entropy: Entropy, bus: Bus | None) -> Connections:
-        """Makes the node's sides of its bus, of its peers and of its ledger."""
+        """Makes the node's sides of its bus, of its peers and of its ledger, and what retention has to respect."""
         levels = open_levels(self.node_config, self._fleet.name, entropy)
         self._link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels)
         self._replication = make_replication(host, signer, entropy, self.node_config, self._link)
-        return connections_of(self._link, self._replication)
+        self._safeguards = make_safeguards(host, self.url, signer)
+        return structs.replace(connections_of(self._link, self._replication), safeguards=self._safeguards)
 
     @property
     def _copied_as(self) -> str:

@@ -5,7 +5,7 @@ Retention asks how far it may drop. What an archive lacks is requested, and may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -214,17 +214,14 @@ class Safeguards:
         self.archive_or_drop = archive_or_drop
         """On a device that is full, drop also what no archive has, rather than stop. Never what is held."""
         self.uplink: Upward | None = None
-        self.copy_troubles: Callable[[], list[str]] = list
-        """Why copies elsewhere are behind; they keep nothing from being dropped."""
         self.readers = 0
         """How many read the log at present, to export or verify it: nothing is dropped meanwhile, unless the device is
         full."""
 
     @property
     def troubles(self) -> list[str]:
-        """Why nothing is dropped at present, or copies elsewhere are behind."""
-        found = [self.holds.trouble if self.holds else "", self.archivist.trouble if self.archivist else ""]
-        return [trouble for trouble in (*found, *self.copy_troubles()) if trouble]
+        """Why nothing is dropped at present."""
+        return [part.trouble for part in (self.holds, self.archivist) if part is not None and part.trouble]
 
     def unheld(self, journal: Journal, shard: int, upto: int, *, full: bool = False) -> int:
         """The highest position up to `upto` on which there is no hold, and which nobody reads."""

@@ -261,6 +261,7 @@ class Live:
         services = [part for part in (self.link, self.replication, self.peers, self.feedings) if part is not None]
         for service in (*(() if self._devices is None else (self._devices,)), *services):
             counters |= service.counters()
+        copies = self.copies()
         return NodeStatus(
             fleet=host.declaration.name,
             agents=sum(len(shard.state.agents) + sum(shard.state.enrolled.values()) for shard in host.shards)
@@ -279,9 +280,10 @@ class Live:
             counters=counters,
             link=LinkStatus() if self.link is None else self.link.standing(),
             company=ReplicationStatus() if self.replication is None else self.replication.standing(),
-            copies=list(self.copies()),
+            copies=copies,
             at_rest=sorted(address for shard in host.shards for address in shard.state.at_rest),
             troubles=[
+                *(copy.trouble for copy in copies if copy.trouble),
                 *(why for _, why in sorted(host.housekeeper.troubles.items())),
                 *host.batched_actuators.troubles(),
                 *(trouble for service in services for trouble in service.troubles()),

@@ -53,11 +53,6 @@ class PeerProcesses:
         """Takes durable tells for a shard that a peer owns."""
         self._sendings[target].release(epoch, pendings)
 
-    def owner_of(self, shard: int) -> str:
-        """The owner of a shard, for people."""
-        shards = self._host.shards.total
-        return f"process {shard + 1} of {shards}" if 0 <= shard < shards else "nobody"
-
     def counters(self) -> dict[str, int]:
         """What came and went."""
         return {**structs.asdict(self._sent), **structs.asdict(self._received)}

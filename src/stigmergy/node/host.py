@@ -22,6 +22,7 @@ from stigmergy.agents.effects import OrderClaim
 from stigmergy.agents.messages import SECOND_NS, Claimed
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.agents.shared import Merged, SharedChanged, replica_incarnation, replica_seed
+from stigmergy.audit.retention import Safeguards
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, JournalConflict, NotOwned, NotRunning
 from stigmergy.base.trust import Signer, Verifier
@@ -66,6 +67,8 @@ class Connections(Struct, frozen=True):
     """The owners of the shards that are not ours."""
     locate: Callable[[str], str] | None = None
     """Says which other node runs an agent; see `Assignment`."""
+    safeguards: Safeguards | None = None
+    """What retention has to respect: holds, and an archive."""
 
 
 class Connected(Protocol):
@@ -117,7 +120,7 @@ class Host:
         `trusted` keys we believe the end of a log that they signed, as we believe our own.
 
         `connect` makes the services that need the host and are needed by it: bus, replicas, claims, peers. It is called
-        once, when all but the parts that release effects is made: a service may keep the host, and call it later.
+        once, when all that takes inputs is made: a service may keep the host, and call it later.
 
         Raises, with nothing changed and nothing connected, if the log is not ours to go on with.
         """
@@ -134,7 +137,7 @@ class Host:
         self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
         self.failure: Exception | None = None
         self._failed = asyncio.Event()
-        self.shards = Shards(journal.identity.shards, journal.identity.signers_shard, self._owner_of)
+        self.shards = Shards(journal.identity.shards, journal.identity.signers_shard)
         for state in recovered.states:
             self.shards.take(self._shard_of(state, claim))
         covers_all = not self._is_signed_by_us(trusted)
@@ -159,19 +162,14 @@ class Host:
         self._alarms = Alarms()
         self._staleness = Staleness(declaration.plans)
         self._check_every_ns = int(settings.retention.check_every_s * SECOND_NS)
-        self.housekeeper = Housekeeper(
-            [shard.state for shard in self.shards],
-            lambda number: self.shards[number].open_images,
-            journal,
-            settings,
-            clock,
-            self._inform,
-            recovered.bases,
-        )
-        tidy, calls = self.housekeeper, (self._gather, self._written, self._give_up)
-        self.committer = Committer(self.shards, journal, signer, clock, tidy, settings, *calls, covers_all)
         self._connections = to = connect(self)
         self._claims, self._shared = to.claims, to.shared
+        states, rest = [shard.state for shard in self.shards], (recovered.bases, to.safeguards or Safeguards())
+        self.housekeeper = tidy = Housekeeper(
+            states, lambda number: self.shards[number].open_images, journal, settings, clock, self._inform, *rest
+        )
+        calls = (self._gather, self._written, self._give_up)
+        self.committer = Committer(self.shards, journal, signer, clock, tidy, settings, *calls, covers_all)
         self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now, to.peers)
         plans, incarnation = declaration.plans, journal.identity.incarnation
         self.effector = Effector(actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish)
@@ -540,10 +538,6 @@ class Host:
     def _locate(self, address: str) -> str:
         locate = self._connections.locate
         return "" if locate is None else locate(address)
-
-    def _owner_of(self, shard: int) -> str:
-        peers = self._connections.peers
-        return "another process" if peers is None else peers.owner_of(shard)
 
     def _inform(self, number: int, told: Input) -> None:
         """Inputs from actuators, tables and the housekeeper for a shard."""

@@ -133,9 +133,10 @@ class Housekeeper:
         clock: Clock,
         tell: Callable[[int, SnapshotStored], None],
         bases: Iterable[Basis],
+        safeguards: Safeguards,
     ) -> None:
         """`open_images` are a shard's agents that its open draft has changed, as they were before it. `bases` are what
-        the shards were recovered from, in their order."""
+        the shards were recovered from, in their order; `safeguards` limit retention."""
         self._open_images = open_images
         self._journal = journal
         self._settings = settings
@@ -153,8 +154,9 @@ class Housekeeper:
         self._no_room = False
         """Even dropping found no room: it is tried again with the next check of retention."""
         self.counters = HousekeepingCounters()
-        self.safeguards = Safeguards()
-        """Holds, and an archive, that keep retention from dropping."""
+        self.safeguards = safeguards
+        if safeguards.archivist is not None:
+            safeguards.archivist.counters = self.counters
         self._troubles: dict[int, str] = {}
         """Per shard that cannot be snapshotted at present, why: its log grows, and starts take longer."""
         for number, basis in zip(self._records, bases, strict=True):
@@ -164,12 +166,6 @@ class Housekeeper:
     def troubles(self) -> dict[int, str]:
         """What keeps it from tidying, in words: per shard, and with numbers below 0 what concerns them all."""
         return {-1 - number: why for number, why in enumerate(self.safeguards.troubles)} | self._troubles
-
-    def guard(self, safeguards: Safeguards) -> None:
-        """Sets what retention has to respect. Call it right after the start, before the host takes its first turn."""
-        self.safeguards = safeguards
-        if safeguards.archivist is not None:
-            safeguards.archivist.counters = self.counters
 
     def _adopt(self, shard: int, basis: Basis) -> None:
         """After a restart: what the shard was recovered from. The first new snapshot is full, so that it stands alone.

@@ -85,10 +85,6 @@ class RemoteShards(Protocol):
         """Takes durable tells of a shard of ours for one that is elsewhere, in order."""
         ...
 
-    def owner_of(self, shard: int) -> str:
-        """The owner of a shard, for people."""
-        ...
-
 
 class Tells:
     """Releases what the shards of a host tell others."""

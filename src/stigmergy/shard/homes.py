@@ -123,19 +123,20 @@ class Ownership:
     """Which shards of its fleet a host owns, by number: all of them, or some where several owners share a fleet. If a
     shard is not ours, the error names its owner. Ownership may change from one turn to the next."""
 
-    def __init__(self, total: int, owner_of: Callable[[int], str]) -> None:
-        """`owner_of` names the owner of a shard that is not ours."""
+    def __init__(self, total: int) -> None:
         self.total = total
         """How many the fleet has."""
         self.numbers: Collection[int] = ()
         """Those that are ours, in order."""
-        self._owner_of = owner_of
 
     def __contains__(self, number: int) -> bool:
         return number in self.numbers
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def _owner_of(self, number: int) -> str:
+        return f"process {number + 1} of {self.total}" if 0 <= number < self.total else "nobody"
 
     def check_home(self, address: str, number: int) -> None:
         """Raises NotOwned, with who has it, if the agent's shard is not ours."""

@@ -21,7 +21,7 @@ Nothing of the open draft was written; a restart replays the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from msgspec import structs
@@ -463,8 +463,8 @@ class Shard:
 class Shards(Ownership):
     """The shards of one host, by number. Iterating gives those that it owns, in order."""
 
-    def __init__(self, total: int, signers_shard: int, owner_of: Callable[[int], str]) -> None:
-        super().__init__(total, owner_of)
+    def __init__(self, total: int, signers_shard: int) -> None:
+        super().__init__(total)
         self._signers_shard = signers_shard
         self._owned: dict[int, Shard] = {}
 

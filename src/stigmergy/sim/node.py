@@ -118,7 +118,8 @@ class SimNode:
         self._part = part
         self._attach = attach
         """Makes the node one of several owners that share its fleet."""
-        self._make_parts = parts
+        self.make_parts = parts
+        """Makes what runs beside the host, from its next start."""
         self._make_bus = make_bus or (lambda broker: MemoryBus(broker, name))
         self._on_durable = on_durable
         self._journal: WatchedJournal | None = None
@@ -332,7 +333,7 @@ class SimNode:
             self.bus = self._make_bus(self.broker)
             self.link = BusLink(host, self.bus, self.entropy, site="local", node=self.name, uplink=self.uplink)
         self.peers = None if self._attach is None else self._attach(host)
-        self.parts = () if self._make_parts is None else tuple(self._make_parts(self, host))
+        self.parts = () if self.make_parts is None else tuple(self.make_parts(self, host))
         return connections_of(self.link, self.peers, *self.parts)
 
     def _durable(self, group: Group) -> None:

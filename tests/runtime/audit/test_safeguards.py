@@ -18,6 +18,7 @@ from stigmergy.base.errors import ConfigError, JournalCorrupt, JournalError, Jou
 from stigmergy.control.live import Live
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Connections, Host
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit import open_commit
 from stigmergy.sim.disk import Call, DiskFault, SimDisk
@@ -61,23 +62,32 @@ async def drops(live: Live) -> dict[str, int]:
     return live.standing().counters
 
 
-def guarded(
-    live: Live, node: SimNode, *, archive: SimArchive | None = None, or_drop: bool = False, segment_bytes: int = 4_000
-) -> Safeguards:
-    host = live.host
-    archivist = None
-    if archive is not None:
-        archivist = Archiver(
-            host.journal,
-            archive,
-            node.signer,
-            node.clock.wall_ns,
-            lambda: host.shards[0].state.signers,
-            segment_bytes=segment_bytes,
-        )
-    safeguards = Safeguards(RetentionHolds(SimHolds(node.disk)), archivist, archive_or_drop=or_drop)
-    host.housekeeper.guard(safeguards)
-    return safeguards
+class Guards:
+    """Gives a host its safeguards."""
+
+    def __init__(self, safeguards: Safeguards) -> None:
+        self.connections = Connections(safeguards=safeguards)
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def kill(self) -> None: ...
+
+
+async def start(
+    node: SimNode, *, archive: SimArchive | None = None, or_drop: bool = False, segment_bytes: int = 4_000
+) -> tuple[Live, Safeguards]:
+    def make(_: SimNode, host: Host) -> list[Guards]:
+        signers, wall_ns = lambda: host.shards[0].state.signers, node.clock.wall_ns
+        archivist = None
+        if archive is not None:
+            archivist = Archiver(host.journal, archive, node.signer, wall_ns, signers, segment_bytes=segment_bytes)
+        return [Guards(Safeguards(RetentionHolds(SimHolds(node.disk)), archivist, archive_or_drop=or_drop))]
+
+    node.make_parts = make
+    live = await node.start()
+    return live, live.host.housekeeper.safeguards
 
 
 def holds_of(live: Live) -> RetentionHolds:
@@ -89,14 +99,12 @@ def holds_of(live: Live) -> RetentionHolds:
 class TestHolds:
     def test_nothing_that_is_held_is_dropped_and_a_restart_knows_it(self) -> None:
         async def main(node: SimNode) -> None:
-            live = await node.start()
-            guarded(live, node)
+            live, _ = await start(node)
             holds_of(live).set("incident 7", "counsel", node.clock.wall_ns())
             await count(live, range(40))
             assert (await drops(live))["commits_dropped"] == 0
             await node.lose_power()
-            live = await node.start()
-            guarded(live, node)
+            live, _ = await start(node)
             await count(live, range(40, 60))
             assert (await drops(live))["commits_dropped"] == 0
             assert live.host.journal.first_position(0) == 1
@@ -110,8 +118,7 @@ class TestHolds:
 
     def test_a_hold_from_a_time_on_lets_what_was_before_it_go(self) -> None:
         async def main(node: SimNode) -> None:
-            live = await node.start()
-            guarded(live, node)
+            live, _ = await start(node)
             holds = holds_of(live)
             await count(live, range(3))
             await asyncio.sleep(0.2)
@@ -129,8 +136,7 @@ class TestHolds:
 
     def test_a_hold_on_an_agent_holds_its_shard_only(self) -> None:
         async def main(node: SimNode) -> None:
-            live = await node.start()
-            guarded(live, node)
+            live, _ = await start(node)
             held = live.host.intake.shard_of("Counter/0")
             other = 1 - held
             addresses = [f"Counter/{number}" for number in range(40)]
@@ -145,8 +151,7 @@ class TestHolds:
 
     def test_on_a_full_disk_a_hold_outranks_going_on(self) -> None:
         async def main(node: SimNode) -> Any:
-            live = await node.start()
-            guarded(live, node)
+            live, _ = await start(node)
             holds_of(live).set("incident", "counsel", 1)
             await count(live, range(30), padding=2_000)
             await asyncio.sleep(1.0)
@@ -163,12 +168,13 @@ class TestHolds:
 
     def test_a_damaged_record_holds_everything_and_says_so(self) -> None:
         async def main(node: SimNode) -> None:
-            live = await node.start()
-            holds = guarded(live, node).holds
+            live, safeguards = await start(node)
+            holds = safeguards.holds
             assert holds is not None
             holds.set("incident", "counsel", 1, agent="Counter/1", since_ns=2)
             node.disk.flip("fleet.db-holds", 100)
-            guarded(live, node)
+            await node.stop()
+            live, _ = await start(node)
             await count(live, range(40))
             assert (await drops(live))["commits_dropped"] == 0
             assert "nothing is dropped" in live.standing().troubles[0]
@@ -232,8 +238,7 @@ class TestHolds:
 
 def test_nothing_is_dropped_under_the_hands_of_a_reader_unless_the_device_is_full() -> None:
     async def main(node: SimNode) -> None:
-        live = await node.start()
-        safeguards = guarded(live, node)
+        live, safeguards = await start(node)
         safeguards.readers += 1
         await count(live, range(40))
         assert (await drops(live))["commits_dropped"] == 0
@@ -270,9 +275,8 @@ class TestArchive:
         kept: list[Any] = []
 
         async def main(node: SimNode) -> None:
-            live = await node.start()
             archive = SimArchive(node.disk)
-            safeguards = guarded(live, node, archive=archive)
+            live, safeguards = await start(node, archive=archive)
             await count(live, range(60), padding=200)
             counters = await drops(live)
             await safeguards.close()
@@ -289,9 +293,8 @@ class TestArchive:
 
     def test_what_the_archive_does_not_take_is_not_dropped(self) -> None:
         async def main(node: SimNode) -> None:
-            live = await node.start()
             disk = node.world.make_disk("archive", capacity_bytes=100)
-            safeguards = guarded(live, node, archive=SimArchive(disk))
+            live, safeguards = await start(node, archive=SimArchive(disk))
             await count(live, range(40))
             counters = await drops(live)
             assert counters["commits_dropped"] == 0
@@ -308,11 +311,10 @@ class TestArchive:
     @pytest.mark.parametrize("call", [Call.CREATE, Call.WRITE, Call.SYNC, Call.RENAME, Call.READ])
     def test_a_fault_of_the_archive_at_every_call(self, call: Call) -> None:
         async def main(node: SimNode) -> None:
-            live = await node.start()
             disk = node.world.make_disk("archive")
             for number in range(1, 4):
                 disk.fail_kind(call, number, DiskFault.EIO)
-            safeguards = guarded(live, node, archive=SimArchive(disk))
+            live, safeguards = await start(node, archive=SimArchive(disk))
             await count(live, range(40))
             counters = await drops(live)
             archived = counters["commits_archived"]
@@ -330,8 +332,7 @@ class TestArchive:
             archive_disk = node.world.make_disk("archive")
             archive = SimArchive(archive_disk)
             for life in range(6):
-                live = await node.start()
-                safeguards = guarded(live, node, archive=archive)
+                live, safeguards = await start(node, archive=archive)
                 await count(live, range(life * 15, life * 15 + 15))
                 await asyncio.sleep(0.35 + 0.11 * life)
                 await safeguards.close()
@@ -349,9 +350,8 @@ class TestArchive:
         """The stated policy: stop rather than lose what no archive has, unless it was said that it may go."""
 
         async def main(node: SimNode) -> None:
-            live = await node.start()
             node.disk.capacity_bytes = 1_000  # of the archive; with a journal in memory, which is full at the same time
-            safeguards = guarded(live, node, archive=SimArchive(node.disk), or_drop=or_drop)
+            live, safeguards = await start(node, archive=SimArchive(node.disk), or_drop=or_drop)
             await count(live, range(30), padding=2_000)
             await asyncio.sleep(1.0)
             assert node.store is not None
@@ -374,11 +374,10 @@ class TestArchive:
         kept: list[Any] = []
 
         async def main(node: SimNode) -> None:
-            live = await node.start()
             node.disk.capacity_bytes = 3_000_000
             disk = node.world.make_disk("archive")
             archive = SimArchive(disk)
-            safeguards = guarded(live, node, archive=archive, segment_bytes=100_000)
+            live, safeguards = await start(node, archive=archive, segment_bytes=100_000)
             for batch in range(24):
                 await count(live, range(batch * 50, batch * 50 + 50), padding=6_000)
                 await asyncio.sleep(0.5)
@@ -397,9 +396,8 @@ class TestArchive:
 
     def test_a_damaged_commit_is_neither_archived_nor_dropped(self) -> None:
         async def main(node: SimNode) -> None:
-            live = await node.start()
             archive = SimArchive(node.disk)
-            safeguards = guarded(live, node, archive=archive)
+            live, safeguards = await start(node, archive=archive)
             await count(live, range(40))
             assert node.store is not None
             kept = node.store.commits[0]
