@@ -217,7 +217,7 @@ class Presence:
             return
         try:
             if not self._quotas.admit(message.topic, self._monotonic_ns()):
-                raise TooLarge("said too often")
+                raise TooLarge("announced too often")
             member = self._said_before(message) or read_presence(message)
         except PeerError:
             self.counters.presence_refused += 1
@@ -302,7 +302,7 @@ def read_presence(message: BusMessage) -> Member:
     except msgspec.ValidationError as error:
         raise Malformed(f"not a presence: {error}") from None
     if member.node != topic.name:
-        raise Malformed(f"{topic.name} speaks for {member.node}")
+        raise Malformed(f"{topic.name} sends in the name of {member.node}")
     if _names_count(member) > NAMES_COUNT_MAX:
         raise Malformed(f"more than {NAMES_COUNT_MAX} names")
     return member

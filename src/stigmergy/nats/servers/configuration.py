@@ -18,26 +18,26 @@ HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
 DURABLE_LINES = (
     (
         "sync_interval: always",
-        "without it a server says that a message is kept, and syncs its disk up to two minutes later: power that goes "
-        "in a whole room would take acknowledged events with it",
+        "without it a server acknowledges a message, and syncs its disk up to two minutes later: a power failure of "
+        "all servers would lose acknowledged events",
     ),
     (
         "routes:",
-        "all servers in each of them: a message is kept once a majority has it, so three survive the loss of one, five "
-        "of two; two servers survive none",
+        "all servers in each of them: a message is stored once a majority has it, so three survive the loss of one, "
+        "five of two; two servers survive none",
     ),
     (
         "store_dir:",
-        "a disk of its own that outlives a restart, never tmpfs and never two servers on one: its loss is the loss of "
+        "a separate disk that survives a restart, never tmpfs and never two servers on one: its loss is the loss of "
         "one replica",
     ),
     (
         "server_name:",
-        "the others know the replicas of a server by its name: keep it, and its store_dir, through every upgrade",
+        "other servers identify its replicas by its name: keep it, and its store_dir, through every upgrade",
     ),
     (
         "max_file:",
-        "a full store refuses what comes next and loses nothing; leave the disk more room than this",
+        "a full store refuses new messages and loses nothing; leave more room than this on the disk",
     ),
 )
 """The lines of a configuration that durability depends on, and why."""
@@ -121,24 +121,24 @@ def write_configuration(plan: ServerPlan) -> str:
     lines = [
         f"# {plan.name}: a NATS server for stigmergy, as `stigmergy cluster config` writes it.",
         "",
-        "# Every server needs a name of its own, and keeps it: the others know the replicas it holds by it.",
+        "# Every server needs a unique name, and keeps it: the others identify its replicas by it.",
         f"server_name: {_text(plan.name)}",
         f"listen: {_text(f'{plan.host}:{plan.port}')}",
     ]
     if plan.advertised:
-        lines += ["# What clients of one server are told about the others."]
+        lines += ["# The address of this server that clients of the others are told."]
         lines += [f"client_advertise: {_text(f'{plan.advertised}:{plan.port}')}"]
     if plan.http_port:
-        lines += ["# For `stigmergy status`, and for your monitoring. It asks nobody for a password: keep it inside."]
+        lines += ["# For `stigmergy status`, and for your monitoring. It needs no password: do not expose it."]
         lines += [f"http: {_text(f'{plan.http_host or plan.host}:{plan.http_port}')}"]
     if plan.tags:
         lines += [f"server_tags: [{', '.join(_text(tag) for tag in plan.tags)}]"]
     lines += [
-        "# Commits of stigmergy are smaller. A larger limit lets one client take more memory of all.",
+        "# Commits of stigmergy are smaller. A larger limit lets one client use more memory.",
         f"max_payload: {plan.max_payload_bytes}",
     ]
     if plan.ping_every_s:
-        lines += ["# A link that hangs is noticed after three of these.", f'ping_interval: "{plan.ping_every_s:g}s"']
+        lines += ["# A hanging connection is closed after three of these.", f'ping_interval: "{plan.ping_every_s:g}s"']
     if plan.has_jetstream:
         lines += _jetstream(plan)
     if plan.tls is not None:
@@ -153,7 +153,7 @@ def write_configuration(plan: ServerPlan) -> str:
         tls = "" if plan.tls is None else f", tls {{ {_tls(plan.tls)} }}"
         lines += [
             "",
-            "# Devices connect here by MQTT. What they do not acknowledge in this time comes again.",
+            "# Devices connect here by MQTT. Messages that they do not acknowledge in this time are sent again.",
             f'mqtt {{ listen: {_text(f"{plan.host}:{plan.mqtt_port}")}, ack_wait: "{plan.mqtt_ack_wait_s:g}s", '
             f"max_ack_pending: {MQTT_ACK_PENDING_MAX}{tls} }}",
         ]
@@ -164,25 +164,25 @@ def _jetstream(plan: ServerPlan) -> list[str]:
     lines = [
         "",
         "jetstream {",
-        "    # On a disk of its own, that survives the machine's restart. Losing it is losing this server's replicas.",
+        "    # On a separate disk that survives a restart. If it is lost, this server's replicas are lost.",
         f"    store_dir: {_text(plan.store)}",
         f"    max_mem: {plan.memory_bytes}",
-        "    # A full store refuses writes, and nothing is lost; but nothing is decided either. Watch it.",
+        "    # A full store refuses writes: nothing is lost, but the fleet stops deciding. Monitor it.",
         f"    max_file: {plan.file_bytes}",
     ]
     if plan.sync_always:
         lines += [
-            "    # DURABILITY: without this line the server tells us that a message is kept, and syncs it up to two",
-            "    # minutes later. A power loss of a majority at once would lose what was acknowledged. Leave it.",
+            "    # DURABILITY: without this line the server acknowledges a message, and syncs it up to two minutes",
+            "    # later. If a majority loses power at once, acknowledged messages are lost. Leave it.",
             "    sync_interval: always",
         ]
     else:
         lines += ["    # Syncs every two minutes: acknowledged messages may be lost with the power of a majority."]
     if plan.domain:
         why = (
-            "A leaf decides and keeps for itself while the hub is away: that takes a domain of its own."
+            "A leaf works by itself while the hub is away: that needs a separate domain."
             if plan.hubs
-            else "Gateways tell this JetStream from their own by its domain."
+            else "Gateways distinguish this JetStream from their own by its domain."
         )
         lines += [f"    # {why}"]
         lines += [f"    domain: {_text(plan.domain)}"]
@@ -197,7 +197,9 @@ def _cluster(plan: ServerPlan) -> list[str]:
     if plan.advertised:
         lines += [f"    cluster_advertise: {_text(f'{plan.advertised}:{plan.cluster_port}')}"]
     if plan.tls is not None and plan.tls.ca:
-        lines += ["    # Each server shows its certificate to the others: it must be good for clients and for servers."]
+        lines += [
+            "    # Each server shows its certificate to the others: it must be valid for clients and for servers."
+        ]
         lines += [f"    tls {{ {_tls(plan.tls)} }}"]
     if plan.route_password:
         lines += [f"    authorization {{ user: stigmergy, password: {_text(plan.route_password)} }}"]
@@ -219,7 +221,7 @@ def _leafnodes(plan: ServerPlan) -> list[str]:
             if subjects:
                 remote += [f"{name}: [{', '.join(_text(subject) for subject in subjects)}]"]
         if plan.kept_in or plan.kept_out:
-            lines += ["    # What is published at a site stays there; what is to go up does so by a stream of its own."]
+            lines += ["    # Messages of a site stay there; a separate stream carries what goes up."]
         lines += ["    reconnect: 1s", f"    remotes: [{{ {', '.join(remote)} }}]"]
     return [*lines, "}"]
 
@@ -241,10 +243,10 @@ def _accounts(plan: ServerPlan) -> list[str]:
         "        users: [",
         *_users(others, 12),
         "        ]",
-        "        # Lets `stigmergy status` ask every server how it is, without the password of the system account.",
+        "        # Lets `stigmergy status` inspect every server without the password of the system account.",
         f"        imports: [{imports}]",
         "    }",
-        "    # May look at servers and remove one that is lost for good; nobody else needs it.",
+        "    # May inspect servers and remove one that is lost for good; nobody else needs it.",
         "    SYS: {",
         "        users: [",
         *_users(system, 12),
