@@ -98,17 +98,17 @@ def test_letters(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (word.text, word.about) == ("0.2.0", "Drone/D-1 RuntimeError: over its own feet")
 
 
-def test_without_a_node_the_module_is_asked(folder: Folder) -> None:
+def test_without_a_node_the_module_is_asked(here: Folder) -> None:
     noisy = 'import sys\nprint("good morning")\nprint("hello", file=sys.stderr)\n' + DRONE
-    (folder.path / "drone.py").write_text(noisy)
-    assert words(folder, "send", "D") == ""
-    (folder.path / "stigmergy.toml").write_text('[fleet]\nmodule = "drone:fleet"\n')
-    assert words(folder, "send", "D") == "Drone/\tagents of this kind\n"
-    assert words(folder, "send", "Drone/1", "Fl") == "FlyTo\twaypoints urgent\n"
-    (folder.path / "drone.py").write_text("raise SystemExit('no')")
-    assert words(folder, "send", "D") == ""
-    (folder.path / "stigmergy.toml").write_text("not toml")
-    assert words(folder, "send", "D") == ""
+    (here.path / "drone.py").write_text(noisy)
+    assert words(here, "send", "D") == ""
+    (here.path / "stigmergy.toml").write_text('[fleet]\nmodule = "drone:fleet"\n')
+    assert words(here, "send", "D") == "Drone/\tagents of this kind\n"
+    assert words(here, "send", "Drone/1", "Fl") == "FlyTo\twaypoints urgent\n"
+    (here.path / "drone.py").write_text("raise SystemExit('no')")
+    assert words(here, "send", "D") == ""
+    (here.path / "stigmergy.toml").write_text("not toml")
+    assert words(here, "send", "D") == ""
 
 
 def words(folder: Folder, *given: str) -> str:

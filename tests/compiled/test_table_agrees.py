@@ -280,7 +280,7 @@ CALLS = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples // 3)
 @given(st.lists(CALLS, max_size=12), st.sampled_from([[], ["Alarm@1"], ["Alarm@1", "Beep@1"]]))
 def test_both_say_the_same(calls: list[tuple[str, Any, Any]], batched: list[str]) -> None:
     pair = Pair(batched)

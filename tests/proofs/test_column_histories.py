@@ -26,6 +26,7 @@ def test_replay_and_snapshots_end_in_the_tables_that_were_lived() -> None:
     assert checked.snapshots > 24
 
 
+@pytest.mark.prove
 def test_a_fold_that_forgets_a_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     fold = CompiledTable.fold
 
