@@ -27,7 +27,7 @@ from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import FLEET, FleetShape, WorkerRecord, read_record
 from stigmergy.control import protocol
 from stigmergy.control.protocol import Reply, Request, read_refusal, read_reply, write_request
-from stigmergy.control.router import Answers, ControlRouter
+from stigmergy.control.router import Answers, ControlRouter, close_answers
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.homes import Homes
 
@@ -84,7 +84,7 @@ class Workers:
         try:
             reply = await _next(answers, request)
         finally:
-            await _close(answers)
+            await close_answers(answers)
         if reply is None or reply.ok is None:
             raise NotRunning("the answer ended before it began; ask again")
         return reply.ok
@@ -222,7 +222,7 @@ class ClusterClient:
             while (reply := self._run(_next(answers, request))) is not None:
                 yield reply
         finally:
-            self._run(_close(answers))
+            self._run(close_answers(answers))
         raise NotRunning("the answer ended before it was whole; ask again")
 
     def close(self) -> None:
@@ -244,13 +244,6 @@ async def _next(answers: Answers, request: Request[R]) -> Reply[R] | None:
     except (StopIteration, StopAsyncIteration):
         return None
     return read_reply(answer, request) if isinstance(answer, bytes) else answer
-
-
-async def _close(answers: Answers) -> None:
-    """Wants no more of them."""
-    close = getattr(answers, "aclose", None)
-    if close is not None:
-        await close()
 
 
 class LineClient(Protocol):

@@ -450,7 +450,7 @@ class _Passed:
             raise NotRunning(f"the owner of shard {self._shard} does not answer now; {AGAIN} ({error})") from None
         if not line.startswith(ITEM):
             self._over = True
-            await _close(self._lines)
+            await close_answers(self._lines)
         return line
 
 
@@ -464,7 +464,7 @@ async def _first(branch: OwnerClient, request: Request[R]) -> R:
     try:
         return read_single(await anext(lines), request)
     finally:
-        await _close(lines)
+        await close_answers(lines)
 
 
 async def _items(branch: OwnerClient, request: Request[R]) -> list[R]:
@@ -478,11 +478,12 @@ async def _items(branch: OwnerClient, request: Request[R]) -> list[R]:
                 break
             found.append(reply.item)
     finally:
-        await _close(lines)
+        await close_answers(lines)
     return found
 
 
-async def _close(lines: AsyncIterator[bytes]) -> None:
+async def close_answers(lines: Answers) -> None:
+    """Wants no more of them."""
     close = getattr(lines, "aclose", None)
     if close is not None:
         await close()
