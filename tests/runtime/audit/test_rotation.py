@@ -14,7 +14,7 @@ from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.host import open_host
+from stigmergy.node.host import Connections, Host, open_host
 from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.sim.loop import SimClock, SimEntropy
 from stigmergy.sim.run import Run
@@ -46,13 +46,21 @@ class Machine:
         self.clock = SimClock(self.world.loop)
         self.fleet = Declaration("counters", agents=[Counter], shards=shards)
         self.settings = settings
+        self.connected = 0
+        """How many hosts have made their services: a ledger, a mesh, a bus link."""
         self.store = MemoryJournalStore(JournalIdentity(fleet="counters", shards=shards, incarnation=1))
 
     async def start(self, signer: Ed25519Signer, *trusted: Ed25519Signer) -> Live:
         keys = [one.public_key for one in trusted]
-        host = open_host(self.fleet, self.journal(), signer, Ed25519Verifier(), self.clock, self.settings, keys)
+        journal, verifier = self.journal(), Ed25519Verifier()
+        connect = self.connect
+        host = open_host(self.fleet, journal, signer, verifier, self.clock, self.settings, keys, connect=connect)
         await host.start()
         return Live(host, SimEntropy(1, "ids"))
+
+    def connect(self, _: Host) -> Connections:
+        self.connected += 1
+        return Connections()
 
     async def live_with(self, signer: Ed25519Signer, *enrolled: Ed25519Signer) -> None:
         """A node makes a log with this key, and lets others sign it from now on."""
@@ -92,6 +100,7 @@ def test_a_whole_journal_forged_by_another_key_that_enrolled_ours_is_refused(sha
         assert OTHERS.public_key.hex()[:16] in str(refused.value)
         with pytest.raises(WrongKey, match="--trust"):
             await machine.start(OURS, THIRD)
+        assert machine.connected == 1, "only the one that made the log"
         assert {shard: len(kept) for shard, kept in machine.store.commits.items()} == ends
         machine.check_sound()
 
