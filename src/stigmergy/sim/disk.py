@@ -2,7 +2,7 @@
 
     disk = SimDisk(random.Random(seed))
     journal = open_journal("sqlite:fleet.db", identity, inline=True, vfs=disk.vfs, files=disk)
-    disk.fail(disk.calls + 3, Fault.EIO)      # the third call from now fails
+    disk.fail(disk.calls + 3, DiskFault.EIO)      # the third call from now fails
     disk.lose_power(); disk.restart()         # open everything again
 
 Faults are drawn from the given randomness or planned by call number, so the same seed and program give the same disk.

@@ -3,11 +3,12 @@
     world = Run(seed=7)                                     # inside world.run(...)
     node = SimNode(world, declare_fleet)
     live = await node.start()
-    node.disk.fail(node.disk.calls + 5, Fault.POWER_LOSS)
+    node.disk.fail(node.disk.calls + 5, DiskFault.POWER_LOSS)
     await node.lose_power(); await node.start()             # or kill(), or stop()
 
 Only the disk of a node survives a crash, and, outside of it, its senders and the receivers of its orders. Everything
-that happens is recorded in the world's trace; two runs of one seed have the same hash.
+that happens is recorded in the run's trace; two runs of one seed have the same hash. A `Machine` is such a node in a
+fleet: it is restarted when it is down, and gets a new disk when its journal is refused.
 """
 
 from __future__ import annotations
