@@ -191,7 +191,8 @@ class MemoryBucket:
         found = 0 if kept is None else kept.revision
         if expected is not None and expected != found:
             raise StoreConflict(
-                f"{self.name}: {key} has revision {found}, not {expected}; another client wrote it, read it again"
+                f"{self.name}: {key} has revision {found}, not {expected}; another client wrote it, read it and "
+                "decide again"
             )
 
     def _drop(self, key: str) -> None:
