@@ -100,7 +100,9 @@ class LedgerFollower:
         jumped: Callable[[], None],
         noted: Callable[[Checkpointed], None],
         trusted: frozenset[bytes],
+        rank: Callable[[], int],
     ) -> None:
+        """`rank` is how many nodes come before this one when a checkpoint is to be stored."""
         self._ledger = ledger
         self._signer = signer
         self._verify = CachingVerifier(verify)
@@ -123,8 +125,7 @@ class LedgerFollower:
         self._vouched: OrderedDict[int, None] = OrderedDict()
         """Milestones with a stored checkpoint."""
         self._storing: asyncio.Task[None] | None = None
-        self.rank: Callable[[], int] = lambda: 0
-        """How many nodes come before this one when a checkpoint is to be stored."""
+        self._rank = rank
         self.counters = LedgerFollowerCounters()
 
     async def run(self) -> None:
@@ -247,7 +248,7 @@ class LedgerFollower:
     async def _store(self, position: int, state: bytes, before: int) -> None:
         """Stores a checkpoint, unless another node was quicker, and cuts the log at the milestone before. Errors are
         left to the next milestone: nobody depends on it."""
-        await asyncio.sleep(self.rank() * CHECKPOINT_STAGGER_S)
+        await asyncio.sleep(self._rank() * CHECKPOINT_STAGGER_S)
         if position in self._vouched or self.trouble:
             return
         signer = self._signer

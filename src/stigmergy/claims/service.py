@@ -93,9 +93,15 @@ class ClaimService:
         self._claimant = Claimant(self._writing, incarnation, (signer.algorithm, signer.public_key), owes, self)
         self._observing = LeaseObserver(self._writing.writer, self._expire)
         self._following = LedgerFollower(
-            ledger, signer, verifier.verify, self._heard, self._jumped, self._noted, frozenset(self._trusted)
+            ledger,
+            signer,
+            verifier.verify,
+            self._heard,
+            self._jumped,
+            self._noted,
+            frozenset(self._trusted),
+            self._checkpoint_rank,
         )
-        self._following.rank = self._checkpoint_rank
         self._early: list[tuple[int, Pending]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
