@@ -30,7 +30,6 @@ LONG = (
     "tests/cli/test_company.py",
     "tests/cli/test_gateway.py",
     "tests/cli/test_nats.py",
-    "tests/cli/test_processes.py",
     "tests/cli/test_rings.py",
     "tests/cli/test_up.py",
     "tests/cli/test_worker.py",

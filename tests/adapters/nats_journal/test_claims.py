@@ -30,8 +30,12 @@ async def catch_up(log: NatsShardLog, after: int) -> list[StoredCommit]:
     return found
 
 
-async def write_later(journal: Journal, group: Group, pause_s: float) -> StigmergyError | None:
+async def write_later(
+    journal: Journal, group: Group, pause_s: float, behind: asyncio.Event | None = None
+) -> StigmergyError | None:
     await asyncio.sleep(pause_s)
+    if behind is not None:
+        await behind.wait()
     return await outcome_of(journal.append(group))
 
 
@@ -46,13 +50,17 @@ async def test_a_shard_that_moves_while_it_is_written_keeps_each_acknowledged_co
     refused = numbers = 0
     owner: Journal | None = None
     for move in range(MOVES):
-        writing, group = None, None
+        writing, group, claimed = None, None, asyncio.Event()
         if owner is not None:
             chain = CommitChain()
             if known:
                 chain.continue_from(known[-1].sealed)
             group = chain.group([0], str(move).encode())
-            writing = asyncio.ensure_future(write_later(owner, group, move % 10 * 0.001))
+            # Beside the claim, and now and then surely before it and surely behind it, however long a claim takes.
+            behind = claimed if move % 10 == 9 else None
+            writing = asyncio.ensure_future(write_later(owner, group, move % 10 * 0.001, behind))
+            if move % 10 == 0:
+                await asyncio.wait([writing])
         log = logs[move % 2]
         while True:
             known += await catch_up(log, len(known))
@@ -63,6 +71,7 @@ async def test_a_shard_that_moves_while_it_is_written_keeps_each_acknowledged_co
                 continue
         assert number > numbers
         numbers = number
+        claimed.set()
         if writing is not None and group is not None:
             error = await writing
             if error is None:
