@@ -196,7 +196,7 @@ class Life:
         return state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 3, deadline=None)
 @given(SCRIPTS)
 def test_replay_equals_living(script: Script) -> None:
     life = Life()
@@ -225,7 +225,7 @@ def seen_of(state: ShardState) -> Any:
     return meters_of(state), owed, letters, state.stopped, state.timers.all(), state.marks.all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings().max_examples // 3, deadline=None)
 @given(SCRIPTS)
 def test_both_engines_end_the_same(script: Script) -> None:
     lives = [Life(), Life(interpreted_plans())]
