@@ -66,7 +66,6 @@ def wait_until_it_says(command: str, wanted: list[str], folder: Path) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.prove
 def test_the_page_does_what_it_says(tmp_path: Path, started: list[subprocess.Popen[bytes]]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     module = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -33,7 +33,6 @@ def complete_files() -> dict[str, str]:
     return found
 
 
-@pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_everything_happens_as_it_is_written(tmp_path: Path) -> None:
     walk = Walk(tmp_path, free_port())
