@@ -10,7 +10,21 @@ from typing import Any
 
 import pytest
 
-from stigmergy import Accepted, Fleet, Refused
+from stigmergy import (
+    Accepted,
+    Action,
+    Agent,
+    Effects,
+    Event,
+    Fleet,
+    Order,
+    Refused,
+    Tell,
+    WhenStale,
+    evolve,
+    react,
+    within,
+)
 from stigmergy.base.errors import ConfigError, UnknownKind
 from stigmergy.devices.staleness import Staleness
 from stigmergy.node.committer import Committer
@@ -385,6 +399,104 @@ def test_a_planted_bug_is_found(
     setup = Setup(fleet=fleet, agents=4, nodes=2, for_s=10.0, faults=(*NETWORK, CRASH, POWER))
     found = (violation for seed in range(1, 20) for violation in run_seed(setup, seed, work).violations)
     assert any(finding in violation for violation in found)
+
+
+@pytest.mark.parametrize("found", [False, [], 0, "", {}])
+def test_a_check_that_finds_nothing_does_not_hold(found: object) -> None:
+    def ends_late(world: World) -> None:
+        world.eventually(lambda: found if world.now_s < 9 else [1], 60, name="something")
+
+    def never_ends(world: World) -> None:
+        world.eventually(lambda: found, 4, name="something")
+
+    setup = Setup(fleet=fleet, agents=1, nodes=1, faults=(), for_s=2.0)
+    assert (
+        run_seed(setup, 1, never_ends)
+        .violations[0]
+        .endswith("eventually something: not within 4 s after the faults were over")
+    )
+    late = run_seed(setup, 1, ends_late)
+    assert not late.violations
+    assert late.simulated_ns >= 9_000_000_000
+
+
+def test_a_check_of_assertions_holds_when_it_raises_none() -> None:
+    asked: list[float] = []
+
+    def test(world: World) -> None:
+        def look() -> None:
+            asked.append(world.now_s)
+            assert world.now_s >= 9
+
+        world.eventually(look, 60)
+
+    assert not run_seed(Setup(fleet=fleet, agents=1, nodes=1, faults=(), for_s=2.0), 1, test).violations
+    assert max(asked) >= 9
+
+
+class Reported(Event, keep=within(seconds=1)):
+    number: int
+
+
+class Alive(Event, keep=within(seconds=1)):
+    number: int
+
+
+class Close(Action):
+    pass
+
+
+class Pump(Agent):
+    @react
+    def report(self, event: Reported) -> Effects:
+        yield Tell(to="Valve/1", message=Alive(number=event.number))
+
+
+class Valve(Agent):
+    number: int = 0
+    closes = WhenStale(Alive, after_s=20, then=Close())
+
+    @evolve
+    def alive(self, event: Alive) -> None:
+        self.number = event.number
+
+
+pumps = Fleet("pumps", agents=[Pump, Valve], shards=8)
+
+
+@pumps.actuator(Close)
+async def close(order: Order[Close]) -> None:
+    del order
+
+
+def report_until_power_fails(world: World) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(23.3 + 0.5 * world.seed)
+        await world.nodes[0].lose_power()
+
+    world.every(3.0, lambda: world.observe("Pump/1", Reported(number=1)))
+    world.script(fail)
+    world.eventually(lambda: len(world.orders(Close)) > 0, within_s=60)
+
+
+PUMPS = Setup(fleet=pumps, agents=("Pump/1", "Valve/1"), nodes=1, faults=(), for_s=30.0)
+
+
+@pytest.mark.parametrize("seed", [2, 4, 8])
+def test_a_safe_action_after_a_tell_that_came_after_a_start_is_in_time(seed: int) -> None:
+    assert not run_seed(PUMPS, seed, report_until_power_fails).violations
+
+
+@pytest.mark.parametrize("seed", [2, 4, 8])
+def test_a_safe_action_that_is_late_after_such_a_tell_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    refresh = Staleness.refresh
+
+    def refresh_ahead(self: Staleness, agent: str, event: Any, monotonic_ns: int) -> None:
+        refresh(self, agent, event, monotonic_ns + 3_000_000_000)
+
+    monkeypatch.setattr(Staleness, "refresh", refresh_ahead)
+    (violation,) = run_seed(PUMPS, seed, report_until_power_fails).violations
+    assert "safe_action_in_time: Valve/1: silent since" in violation
 
 
 def test_an_agent_that_does_what_it_must_not_is_found() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from msgspec import Struct
@@ -261,12 +262,13 @@ def everything_makes_progress(nodes: Iterable[Settling]) -> list[str]:
 
 TICK_NS = 300_000_000
 """How late a safe action may be, seen from outside: a turn of the host, and the way to the device."""
+NEVER_NS = 1 << 63
 CLOCK_SHARE = 100
 """A clock may run ahead by one part in so many."""
 
 
 class Watched(Struct, frozen=True):
-    """One agent and one rule, as seen from outside. All times are the simulator's, and sorted.
+    """One agent and one rule, as seen from outside. All times are the simulator's, and sorted by their first.
 
     When exactly a node heard something is not seen from outside: it was between the moment when it was delivered and
     that when it was durable.
@@ -285,12 +287,19 @@ class Watched(Struct, frozen=True):
 
 
 def safe_action_in_time(watched: Iterable[Watched], *, tick_ns: int = TICK_NS) -> list[str]:
-    """Looks at every silence that is certain, and for a safe action in it."""
+    """Looks at every silence that is certain, and for a safe action in it.
+
+    A silence after some moment is certain if nothing that may have been heard after it began before the action was due.
+    The moments overlap, so each is compared with all that end later, not only with the next one.
+    """
     findings: list[str] = []
     for one in watched:
-        for place, (earliest, latest) in enumerate(one.fresh_ns):
+        fresh = sorted(one.fresh_ns, key=lambda moment: (moment[1], moment[0]))
+        # For each moment, when the first of those that end later may have begun.
+        next_ns = list(accumulate((earliest for earliest, _ in reversed(fresh)), min, initial=NEVER_NS))[-2::-1]
+        for (earliest, latest), following in zip(fresh, next_ns, strict=True):
             due = latest + one.after_ns + tick_ns
-            if place + 1 < len(one.fresh_ns) and one.fresh_ns[place + 1][0] <= due:
+            if following <= due:
                 continue
             if bisect_right(one.maybe_ns, due) > bisect_right(one.maybe_ns, earliest):
                 continue

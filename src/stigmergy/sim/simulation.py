@@ -426,11 +426,14 @@ def _watch(fleet: SimFleet, machine: Machine, address: str, tag: str, after_ns: 
     first_told: dict[bytes, list[int]] = {}
     for one in told:
         first_told.setdefault(one.body, []).append(one.time_ns)
-    fresh = [start for start in fleet.starts[machine.name] if start[0] > known_ns]
+    starts = fleet.starts[machine.name]
+    fresh = [start for start in starts if start[0] > known_ns]
     for one in fleet.freshness.get(machine.name, ()):
         if (one.agent, one.tag) == (address, tag):
             before = [time_ns for time_ns in first_told.pop(one.body, []) if time_ns <= one.time_ns]
-            fresh.append((before[0] if before else one.time_ns - DOUBT_NS, one.time_ns))
+            # What came by another way, such as a tell, was heard by the life that has kept it.
+            begun_ns = max((start[0] for start in starts if start[0] <= one.time_ns), default=0)
+            fresh.append((before[0] if before else max(one.time_ns - DOUBT_NS, begun_ns), one.time_ns))
     tries = sorted(machine.receiver.safe_tries.get(address, ()))
     maybe = [one.time_ns for one in told]
     return Watched(address, after_ns, sorted(fresh), maybe, tries, fleet.up_of(machine.name))

@@ -104,6 +104,15 @@ def test_a_silence_that_is_not_certain_is_not_judged() -> None:
     assert safe_action_in_time([msgspec.structs.replace(unclear, safe_ns=[8 * SECOND])])
 
 
+def test_what_may_have_been_heard_after_a_start_ends_the_silence_since_the_start() -> None:
+    # Started at 3 s; what became durable at 4 s and 5 s may have been heard before the start or after it.
+    told = watched(fresh_ns=[(0, 4 * SECOND), (SECOND, 5 * SECOND), (3 * SECOND, 3 * SECOND)], maybe_ns=[])
+    assert safe_action_in_time([msgspec.structs.replace(told, safe_ns=[6 * SECOND])]) == []
+    (finding,) = safe_action_in_time([msgspec.structs.replace(told, safe_ns=[8 * SECOND])])
+    assert finding == "Drone/1: silent since 5000 ms, not made safe by 7300 ms"
+    assert safe_action_in_time([msgspec.structs.replace(told, safe_ns=[])])
+
+
 def signed_log() -> SignedLog:
     signer = Ed25519Signer(bytes(32))
     commits, digests, signatures = list[Commit](), list[bytes](), list[Signature]()
