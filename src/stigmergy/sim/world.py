@@ -36,8 +36,9 @@ LOOK_S = 0.37
 """How often it is looked whether what must come has come. Odd, so that no workload hides between two looks."""
 AgentT = TypeVar("AgentT", bound=Agent)
 ActionT = TypeVar("ActionT", bound=Action)
-Check = Callable[[], bool | None]
-"""Returns False, or raises AssertionError, when something is wrong."""
+Check = Callable[[], object]
+"""Something holds if its check returns a true value; or None, as a function of assertions does, and raises no
+AssertionError. An empty list, 0 and "" mean that it does not hold, as False does."""
 Script = Callable[[], Coroutine[Any, Any, None]]
 Until = Literal["heal", "end"] | float
 """How long work goes on: until faults are over; until everything that must come has come; or a virtual second."""
@@ -423,7 +424,8 @@ class World:
 def _wrong(check: Check) -> str | None:
     """What is wrong, or None."""
     try:
-        return "it does not hold" if check() is False else None
+        found = check()
+        return None if found is None or found else "it does not hold"
     except AssertionError as error:
         return str(error).partition("\n")[0] or "it does not hold"
 
