@@ -14,22 +14,28 @@ from pathlib import Path
 
 DIGESTS = "digests.json"
 SOURCE = Path("src/stigmergy")
-CORE = ("tests/core", "tests/testing")
+CORE = ("tests/agents", "tests/shard", "tests/testing")
+CLAIMS = tuple(
+    f"tests/claims/test_{name}.py"
+    for name in ("entries", "fold", "laws", "lease", "old_tokens", "pool_rules", "rules", "acquisition")
+)
+UPLINK = tuple(f"tests/uplink/test_{name}.py" for name in ("rules", "bounds", "laws", "messages"))
+MEMBERSHIP = tuple(f"tests/membership/test_{name}.py" for name in ("packets", "swim", "table"))
 TESTS = {
     "agents": CORE,
     "audit/copy_format.py": CORE,
     "audit/flight_format.py": CORE,
-    "bus/cloudevents.py": CORE,
-    "claims/entries.py": ("tests/core/claims", *CORE),
-    "claims/rules.py": ("tests/core/claims", *CORE),
-    "claims/state.py": ("tests/core/claims", *CORE),
-    "claims/wish.py": ("tests/core/claims", *CORE),
-    "crdt": ("tests/crdt", "tests/core/test_sharing.py"),
-    "membership/packets.py": CORE,
-    "membership/swim.py": CORE,
+    "bus/cloudevents.py": ("tests/bus/test_cloudevents.py", "tests/bus/test_strict_json.py", *CORE),
+    "claims/acquisition.py": CLAIMS,
+    "claims/entries.py": CLAIMS,
+    "claims/rules.py": CLAIMS,
+    "claims/state.py": CLAIMS,
+    "crdt": ("tests/crdt", "tests/shard/test_sharing.py"),
+    "membership/packets.py": MEMBERSHIP,
+    "membership/swim.py": MEMBERSHIP,
     "shard": CORE,
-    "uplink/messages.py": CORE,
-    "uplink/rules.py": CORE,
+    "uplink/messages.py": (*UPLINK, *CORE),
+    "uplink/rules.py": (*UPLINK, *CORE),
 }
 """What is changed, packages and single modules, and where its tests are. Those of a module are there by its name."""
 
@@ -47,7 +53,8 @@ def digests(root: Path) -> dict[str, str]:
 
 def own_tests(module: str) -> str:
     """The file with the tests of a module, if it has one of its own."""
-    return f"{tests_of(module)[0]}/test_{module.rpartition('/')[2]}.py"
+    folder, _, name = module.rpartition("/")
+    return f"tests/{folder}/test_{name}.py"
 
 
 def tests_of(module: str) -> tuple[str, ...]:

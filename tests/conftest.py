@@ -1,15 +1,20 @@
-"""What holds for all tests: how patient hypothesis is, where compiled code is kept, and who goes first.
+"""What holds for all tests: how patient hypothesis is, where compiled code is kept, who goes first, and brokers.
 
 A busy machine must not fail a test. What a test compiles, no other test compiles again, and no other process. The few
 tests that take long are begun first: one that is begun last is waited for by all the others.
 """
 
 import os
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from stigmergy.testing.brokers import Broker, NoBroker, start_mosquitto, start_nats
+from stigmergy.testing.nats import NatsCluster, start_single
 
 EXAMPLES = int(os.environ.get("STIGMERGY_EXAMPLES", "50"))
 """Of each property, where it does not say how many itself; `make prove` draws many more (proofs/long_tests.py)."""
@@ -18,11 +23,11 @@ settings.load_profile("ours")
 os.environ.setdefault("STIGMERGY_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "compiled"))
 os.environ.setdefault("STIGMERGY_COMPLETING_S", "30")
 LONG = (
-    "tests/adapters/nats_bus/test_cluster.py",
-    "tests/adapters/nats_gateway/test_crossing.py",
-    "tests/adapters/nats_journal/test_trouble.py",
-    "tests/adapters/nats_store/test_cluster.py",
-    "tests/adapters/test_nats_ledger_cluster.py",
+    "tests/nats/bus/test_cluster.py",
+    "tests/nats/gateway/test_crossing.py",
+    "tests/nats/journal/test_trouble.py",
+    "tests/nats/store/test_cluster.py",
+    "tests/nats/ledger/test_cluster.py",
     "tests/apps/edge_agent/test_demo.py",
     "tests/apps/traffic/test_show.py",
     "tests/bench/test_",
@@ -35,8 +40,8 @@ LONG = (
     "tests/cli/test_worker.py",
     "tests/docs/test_gateways.py",
     "tests/docs/test_tutorial.py",
-    "tests/edge/test_nodes.py",
-    "tests/edge/test_uplink.py",
+    "tests/app/test_nodes.py",
+    "tests/app/test_uplink.py",
     "tests/proofs/test_column_kill.py",
 )
 """Files whose tests take ten seconds and more, by the beginnings of their names."""
@@ -62,3 +67,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         left -= size
         ordered += [*first, *islice(rest, max(0, size - len(first)))]
     items[:] = [*ordered, *rest]
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[Broker]:
+    """Repeats what was not acknowledged after half a second: by default after thirty."""
+    with start_nats(tmp_path / "nats", ack_wait_s=0.5) as broker:
+        yield broker
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsCluster]:
+    """NATS itself, with room for our largest messages."""
+    with start_single(tmp_path / "nats-server", max_payload_bytes=2 * 1024 * 1024, mqtt=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[Broker]:
+    try:
+        broker = start_mosquitto(tmp_path / "mosquitto")
+    except NoBroker as missing:
+        without_mosquitto(str(missing))
+    with broker:
+        yield broker
+
+
+def without_mosquitto(why: str) -> NoReturn:
+    """Where changes are judged nothing may go untested; elsewhere it is said, loudly."""
+    if os.environ.get("CI") or os.environ.get("STIGMERGY_REQUIRE_BROKERS"):
+        pytest.fail(why)
+    pytest.skip(f"NOT TESTED ON MOSQUITTO, NOR WITH MQTT 5: {why}")

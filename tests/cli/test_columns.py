@@ -17,8 +17,8 @@ from stigmergy.cli.main import main
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.journal.sqlite import open_journal
 from stigmergy.keys.keyfile import PrivateKey, write_private_key
+from tests.audit.column_log import FLEET, ColumnLog, a_log, a_run, measured
 from tests.formats.golden_columns import LAYOUT, TEMPLATES
-from tests.runtime.audit.column_log import FLEET, ColumnLog, a_log, a_run, measured
 
 Log = Callable[..., int]
 

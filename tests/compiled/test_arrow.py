@@ -27,9 +27,9 @@ from stigmergy.journal.sqlite import open_journal
 from stigmergy.shard.batches import open_batch
 from stigmergy.shard.commit_reader import learn, walk
 from stigmergy.shard.directory import Directory
+from tests.audit.column_log import FLEET, SECOND_NS, a_log, a_run, measured
 from tests.compiled.metering import Measured, a_roster
 from tests.formats.golden_columns import ACTIONS, COMMIT, LAYOUT, NAMES, RECORDS, RUN
-from tests.runtime.audit.column_log import FLEET, SECOND_NS, a_log, a_run, measured
 
 
 @pytest.fixture

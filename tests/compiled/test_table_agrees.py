@@ -39,7 +39,7 @@ from stigmergy.agents.columns import (
 )
 from stigmergy.agents.messages import Message
 from stigmergy.compiled.table import CompiledEngine, engine_of
-from tests.core.plain_table import PlainEngine
+from tests.agents.plain_table import PlainEngine
 
 
 class Mood(enum.Enum):

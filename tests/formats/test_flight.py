@@ -15,12 +15,12 @@ from stigmergy.audit.flight import FlightSelection, FlightVerification, make_fli
 from stigmergy.audit.flight_journal import open_flight
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import digest_commit
+from tests.audit.column_log import SECOND_NS, SIGNER, a_log
 from tests.formats import golden, messagepack
 from tests.formats.golden import read_hex
 from tests.formats.golden_columns import LAYOUT, TEMPLATES
 from tests.formats.make_fixtures import flight_bytes
 from tests.formats.manual import fields_of
-from tests.runtime.audit.column_log import SECOND_NS, SIGNER, a_log
 
 KINDS = {1: "FlightOpening", 2: "FlightCommit", 3: "FlightManifest", 4: "FlightSeal", 5: "FlightDirectory"}
 

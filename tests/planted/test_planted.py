@@ -21,7 +21,7 @@ QUICK = "marks-do-not-dedupe"
 PATCH = """# Broken: nothing.
 # Hurts: nobody,
 #   at all.
-# Caught by: python -m pytest tests/core/test_marks.py
+# Caught by: python -m pytest tests/shard/test_marks.py
 --- a/src/stigmergy/shard/marks.py
 +++ b/src/stigmergy/shard/marks.py
 @@ -1 +1 @@
@@ -72,7 +72,7 @@ def test_it_is_caught(copy: Copy) -> None:
 
 @pytest.mark.prove
 def test_what_nobody_notices_is_missed(copy: Copy) -> None:
-    command = tuple(shlex.split("python -m pytest tests/core/test_pid.py"))
+    command = tuple(shlex.split("python -m pytest tests/devices/test_pid.py"))
     tried = copy.try_out(structs.replace(named(QUICK), command=command))
     assert tried.verdict is Verdict.MISSED
     assert "nobody noticed" in str(tried)
@@ -80,7 +80,7 @@ def test_what_nobody_notices_is_missed(copy: Copy) -> None:
 
 @pytest.mark.prove
 def test_a_command_that_cannot_run_has_caught_nothing(copy: Copy) -> None:
-    command = tuple(shlex.split("python -m pytest tests/core/test_nothing.py"))
+    command = tuple(shlex.split("python -m pytest tests/shard/test_nothing.py"))
     assert copy.try_out(structs.replace(named(QUICK), command=command)).verdict is Verdict.UNSOUND
 
 
@@ -112,7 +112,7 @@ def test_a_header_may_take_several_lines(tmp_path: Path) -> None:
     (tmp_path / "07-x.patch").write_text(PATCH.replace("--- a/", "diff --git a/x b/x\nindex 1..2\n--- a/"))
     plant = read_plant(tmp_path / "07-x.patch")
     assert (plant.name, plant.broken, plant.hurts) == ("07-x", "nothing.", "nobody, at all.")
-    assert plant.command == ("python", "-m", "pytest", "tests/core/test_marks.py")
+    assert plant.command == ("python", "-m", "pytest", "tests/shard/test_marks.py")
     assert plant.touched == ("src/stigmergy/shard/marks.py",)
 
 

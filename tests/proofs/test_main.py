@@ -104,8 +104,8 @@ def test_the_own_tests_a_changed_module_come_first_and_then_those_of_its_package
     (source / "shard" / "marks.py").write_text("two")
     after = digests(tmp_path)
     assert [module for module in after if after[module] != before[module]] == ["shard/marks"]
-    core, crdt = ["tests/core", "tests/testing"], ["tests/crdt", "tests/core/test_sharing.py"]
-    assert what_to_run(["shard/marks"], ROOT) == ["tests/core/test_marks.py", *core]
+    core, crdt = ["tests/agents", "tests/shard", "tests/testing"], ["tests/crdt", "tests/shard/test_sharing.py"]
+    assert what_to_run(["shard/marks"], ROOT) == ["tests/shard/test_marks.py", *core]
     assert what_to_run(["crdt/store"], ROOT) == ["tests/crdt/test_store.py", *crdt]
     assert what_to_run(["agents/now"], ROOT) == core, "it has no file of its own"
     assert pytest_command("tests/crdt")[-1] == "tests/crdt"

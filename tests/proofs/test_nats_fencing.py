@@ -1,4 +1,4 @@
-"""The comparison of the fencing proof can fail; `make prove` runs it, tests/adapters/nats_journal tries it in small."""
+"""The comparison of the fencing proof can fail; `make prove` runs it, tests/nats/journal tries it in small."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Workers on a real server, as processes, added, killed and held up once each: one of the long tests of `make prove`.
 
-What every run has of it: tests/runtime/cluster in virtual time, tests/cli/test_worker.py with processes.
+What every run has of it: tests/cluster in virtual time, tests/cli/test_worker.py with processes.
 """
 
 from typing import Any

@@ -5,7 +5,7 @@ import pytest
 from rigs.gauges import Gauge, Sound
 from rigs.trial import run_trial
 from stigmergy.agents.plans import AgentPlan
-from tests.core.plain_table import PlainEngine, compiled
+from tests.agents.plain_table import PlainEngine, compiled
 
 SEEDS = 6
 CHUNK = 2

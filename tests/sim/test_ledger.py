@@ -1,4 +1,4 @@
-"""The simulated ledger's faults: refused, unanswered, late, cut off. The contract itself is in tests/adapters."""
+"""The simulated ledger's faults: refused, unanswered, late, cut off. The contract itself is in tests/claims."""
 
 from __future__ import annotations
 

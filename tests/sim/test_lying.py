@@ -3,7 +3,7 @@
 import asyncio
 
 from stigmergy.sim.liar import Lies, begin_to_lie, tell_the_truth
-from tests.runtime.replicas.town import Count, See, Town
+from tests.network.replicas.town import Count, See, Town
 
 
 def let_lie(town: Town) -> Lies:
