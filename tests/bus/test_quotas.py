@@ -1,5 +1,7 @@
 """Quotas: a flood takes from its own bucket only, and the buckets are bounded."""
 
+import pytest
+
 from stigmergy.bus.quotas import Quotas, pace
 
 SECOND = 1_000_000_000
@@ -72,12 +74,21 @@ def test_what_could_not_be_taken_for_a_while_is_no_flood() -> None:
     assert sum(quotas.admit("a", 63 * SECOND) for _ in range(200_000)) == 10 + 50_000
 
 
-def test_catching_up_ends_although_messages_go_on() -> None:
+@pytest.mark.parametrize(("missed_s", "allowed_s"), [(1, 60), (60, 60), (600, 600), (10**9, 3600)])
+def test_catching_up_ends_although_messages_go_on(missed_s: int, allowed_s: int) -> None:
     quotas = Quotas(10, 20)
-    quotas.allow_for(10**9 * SECOND, 0)
-    for at in range(61):
+    quotas.allow_for(missed_s * SECOND, 0)
+    for at in range(allowed_s + 1):
         assert quotas.admit("steady", at * SECOND)
-    assert sum(quotas.admit("flood", 61 * SECOND) for _ in range(100)) == 20
+    assert sum(quotas.admit("late", allowed_s * SECOND) for _ in range(100)) > 20
+    assert sum(quotas.admit("flood", (allowed_s + 1) * SECOND) for _ in range(100)) == 20
+
+
+def test_a_short_time_does_not_end_a_long_one_sooner() -> None:
+    quotas = Quotas(10, 20)
+    quotas.allow_for(600 * SECOND, 0)
+    quotas.allow_for(SECOND, SECOND)
+    assert sum(quotas.admit("late", 599 * SECOND) for _ in range(1000)) == 1000
 
 
 def test_who_is_crowded_gets_only_what_it_was_kept_from() -> None:

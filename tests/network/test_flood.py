@@ -11,7 +11,7 @@ from stigmergy.agents.effects import Effects, Events, Order
 from stigmergy.agents.messages import Action, Command, Event
 from stigmergy.agents.supervision import WhenStale
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
-from stigmergy.bus.port import BusMessage
+from stigmergy.bus.port import BusMessage, LinkHeard, tell_link
 from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
 from stigmergy.sim.node import SimNode
@@ -66,13 +66,13 @@ class Gauge(Agent):
 class Field:
     """A node on a broker, a quiet device, and others that flood."""
 
-    def __init__(self, broker: MemoryBroker | None = None) -> None:
+    def __init__(self, broker: MemoryBroker | None = None, agents: tuple[str, ...] = ()) -> None:
         self.world = Run(1)
         self.broker = broker or MemoryBroker()
         self.late_s: list[float] = []
         self.landed: list[str] = []
         self.sent_s: list[float] = []
-        self.node = SimNode(self.world, self._declare, name="node", in_memory=True, broker=self.broker)
+        self.node = SimNode(self.world, self._declare, name="node", in_memory=True, broker=self.broker, agents=agents)
         self.node.latency.before_s = WRITE_S
         self.node.latency.jitter = False
 
@@ -222,6 +222,54 @@ def test_what_the_broker_held_while_the_node_was_away_is_not_shed(killed: bool) 
         assert live.query("Gauge/steady", Gauge).count == count
         assert live.standing().counters["bus_shed"] == 0
 
+    field.play(main)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_broker_delivers_before_the_link_counts_as_up_is_not_shed(
+    killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over MQTT held messages come after the connection, while the subscriptions are still made."""
+    field, sensors, count = Field(), 24, 60
+
+    def tell_late(listeners: list[LinkHeard], up: bool, name: str) -> None:
+        asyncio.get_running_loop().call_later(0.2 if up else 0.0, tell_link, listeners, up, name)
+
+    async def main(live: Live) -> None:
+        bus = await field.client("sensors")
+        monkeypatch.setattr("stigmergy.bus.memory.tell_link", tell_late)
+        field.broker.cut("node")
+        await asyncio.sleep(1)
+        if killed:
+            await field.node.kill()
+        for number in range(count):
+            for sensor in range(sensors):
+                await bus.publish(message(f"devices/{sensor}/seen", number))
+            await asyncio.sleep(2)
+        if killed:
+            live = await field.node.start()
+        field.broker.restore("node")
+        await asyncio.sleep(20)
+        assert live.standing().counters["bus_shed"] == 0
+        assert [live.query(f"Gauge/{sensor}", Gauge).count for sensor in range(sensors)] == [count] * sensors
+
+    field.play(main)
+
+
+def test_what_is_for_agents_of_other_nodes_takes_no_share() -> None:
+    """Nodes of one fleet hear the devices of all: those of the others must not fill this node's queues."""
+    field = Field(agents=("Gauge/quiet",))
+
+    async def main(live: Live) -> None:
+        bus = await field.client("wild")
+        await flood(bus, [f"devices/{name}/seen" for name in range(100)], 10_000)
+        await flood(bus, ["devices/quiet/seen"], 400)
+        await asyncio.sleep(5)
+        assert live.query("Gauge/quiet", Gauge).count == 400
+        counters = live.standing().counters
+        assert (counters["bus_shed"], counters["bus_received"]) == (0, 400)
+
+    field.sent_s = [0.0] * 400
     field.play(main)
 
 

@@ -428,11 +428,17 @@ def test_one_that_floods_is_shed_and_the_others_are_not() -> None:
         assert live.query("Monitor/2", Monitor).numbers == tuple(range(1, 11))
         assert len(heard(live)) == 20
         assert counter(live, "bus_shed") == 480
+        (trouble,) = live.standing().troubles
+        assert trouble.startswith("messages from the bus were shed, 480 since 20")
+        assert "the last is of 'delivery/local/agents/Drone/1/events': it sends more than bus.messages_per_s" in trouble
         assert outsider.events("/answers")
         # And it is taken again when it has calmed down, without waiting for what was shed.
         await asyncio.sleep(2)
         await outsider.send(BATTERY, numbered(501, previous="500"))
         assert heard(live)[-1] == 501
+        assert live.standing().troubles, "what is lost is told for a while"
+        await asyncio.sleep(600)
+        assert not live.standing().troubles
 
     play(monitors, scene, settings)
 

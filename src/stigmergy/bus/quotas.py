@@ -5,7 +5,8 @@ shed without one. Full buckets are forgotten; while too many are not full, new s
 most once a second, so that invented names do not make each message expensive.
 
 Messages sent while nothing could be received arrive together later, and that is not a flood. `allow_for` therefore
-gives every source, for a minute, what it might have sent in that time.
+gives every source what it might have sent in that time, for as long as that time was: a broker that has held messages
+gives them as fast as they are taken.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ PACE_LOOK_S = 0.05
 """How often lanes that have used their quota are checked again."""
 ALLOWED_COUNT_MAX = 50_000
 """The most that a source may send for a time in which nothing was received: as much as a publisher keeps."""
-ALLOWED_NS_MAX = 60 * SECOND_NS
-"""How long after such a time its messages may come."""
+ALLOWED_NS_MIN = 60 * SECOND_NS
+ALLOWED_NS_MAX = 3600 * SECOND_NS
+"""How long after such a time its messages may come: as long as that time was, within these bounds."""
 
 
 class Quotas:
@@ -57,12 +59,14 @@ class Quotas:
     def allow_for(self, missed_ns: int, now_ns: int, *, repeated: int = 0) -> None:
         """Nothing was received for this long, and now it is; `repeated` messages may come again too."""
         count = min(ALLOWED_COUNT_MAX, int(missed_ns * self._per_ns) + repeated)
+        until_ns = now_ns + min(ALLOWED_NS_MAX, max(ALLOWED_NS_MIN, missed_ns))
         if now_ns <= self._allowed_until_ns:
             # The larger one counts, not both: a time that is reported twice must not count twice.
             self._allowed = max(self._allowed, count)
+            self._allowed_until_ns = max(self._allowed_until_ns, until_ns)
         else:
             self._allowed, self._used = count, {}
-        self._allowed_until_ns = now_ns + ALLOWED_NS_MAX
+            self._allowed_until_ns = until_ns
 
     def _is_allowed(self, source: str, now_ns: int, admitted: bool) -> bool:
         if now_ns > self._allowed_until_ns:

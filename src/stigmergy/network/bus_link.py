@@ -309,14 +309,14 @@ class BusLink:
         )
 
     def troubles(self) -> list[str]:
-        """What does not mend itself: a name that two nodes use, a broker that will not have us."""
+        """A name that two nodes use, a broker that will not have us, messages that were shed."""
         error = self._bus.last_error
         found = [
             self.presence.conflict,
             *self.presence.overlaps(),
             str(error) if isinstance(error, ConfigError) else "",
         ]
-        found += self.subscriber.ordering.troubles
+        found += self.subscriber.troubles
         return [*(trouble for trouble in found if trouble), *self.relay.troubles]
 
     def counters(self) -> dict[str, int]:

@@ -17,14 +17,15 @@ repetition is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import UTC, datetime
 
 from blake3 import blake3
 from msgspec import Struct
 
 from stigmergy.agents.codec import MESSAGE_BYTES_MAX, SOURCE_CHARS_MAX, encode, is_sound
 from stigmergy.agents.display import plain_state
-from stigmergy.agents.messages import Command, Event, Message, spec_of
+from stigmergy.agents.messages import SECOND_NS, Command, Event, Message, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import find_message
 from stigmergy.base.errors import (
@@ -88,6 +89,11 @@ SHED_AHEAD_COUNT_MAX = 50_000
 behind it were given up before it was sent. As many as a publisher keeps."""
 SHED_COUNT_MAX = 1_000_000_000
 """No sender gives up more between two messages: at a thousand a second that takes eleven days."""
+SHED_TOLD_NS = 600 * SECOND_NS
+"""Shed messages are among the troubles until none was shed for so long."""
+TOO_FAST = "it sends more than bus.messages_per_s and bus.burst allow"
+TOO_MANY_OPEN = "its messages come faster than they become durable here"
+TOO_MANY_BYTES = "too many bytes of it wait here"
 OURS = "stigmergy."
 """What the framework says itself begins so; it is not taken from a bus."""
 
@@ -105,6 +111,16 @@ class SubscriberCounters(Struct):
     """Messages that senders say they have given up."""
     bus_shed_doubted: int = 0
     """Times that a sender said it gave up more than it can have; that was not counted."""
+
+
+class Shedding(Struct, frozen=True):
+    """Messages that were shed, from the first to the last one."""
+
+    since: str
+    last_ns: int = 0
+    count: int = 0
+    source: str = ""
+    why: str = ""
 
 
 class Subscriber:
@@ -136,8 +152,10 @@ class Subscriber:
         """By topic whether it is for an agent that runs here."""
         self._done_ns = 0
         """When the last message was dealt with."""
+        self._is_up = False
         self._down_ns: int | None = None
         """When the link was lost; None before that."""
+        self._shedding: Shedding | None = None
         self.counters = SubscriberCounters()
 
     async def start(self) -> None:
@@ -156,9 +174,11 @@ class Subscriber:
             template = listen.template(self._topics.fleet, self._topics.site)
             await self._bus.subscribe(template.pattern, self._guard(self._listener(listen)))
         for spec in declaration.device_events:
-            await self._bus.subscribe(spec.topic.pattern, self._guard(self._device_listener(spec), _device(spec)))
+            gate = self._guard(self._device_listener(spec), _device(spec), is_ours=self._runs_device(spec))
+            await self._bus.subscribe(spec.topic.pattern, gate)
         for orders in declaration.device_commands_taken:
-            taker = self._guard(self._device_taker(orders), _device(orders), sheds=False)
+            is_ours = self._runs_device(orders)
+            taker = self._guard(self._device_taker(orders), _device(orders), is_ours=is_ours, sheds=False)
             await self._bus.subscribe(orders.topic.pattern, taker)
 
     def close(self) -> None:
@@ -182,6 +202,15 @@ class Subscriber:
             return self._assignment.runs("/".join(unescape(level) for level in escaped.split("/")))
         except Malformed:
             return self._assignment.is_everything
+
+    def _runs_device(self, spec: DeviceEvent | DeviceCommands) -> Callable[[str], bool]:
+        """Whether the agent of a device's topic runs here. What is for others takes no share of our queues."""
+
+        def is_ours(topic: str) -> bool:
+            places = spec.topic.match(topic)
+            return places is None or self._assignment.runs(fill_address(spec.to, places))
+
+        return (lambda _: True) if self._assignment.is_everything else is_ours
 
     # ------------------------------------------------------------------ the door
 
@@ -219,14 +248,20 @@ class Subscriber:
             if self._closed:
                 return True  # It stays with the broker.
             now_ns = self._host.clock.monotonic_ns()
+            if not self._is_up:
+                # Brokers deliver held messages as soon as we are connected, before the link counts as up.
+                self._allow_held(now_ns)
             crowded = sheds and self._is_crowded(message, open_count, open_all_count, now_ns)
             if self._quotas.admit(source, now_ns, crowded=crowded):
                 self.counters.bus_received += 1
                 return True
-            self._shed(source)
+            self._shed(source, TOO_MANY_OPEN if crowded else TOO_FAST)
             return False
 
-        return Gate(source_of or quota_source, admit, handle, shed=self._shed if sheds else None)
+        def shed_waiting(source: str) -> None:
+            self._shed(source, TOO_MANY_BYTES)
+
+        return Gate(source_of or quota_source, admit, handle, shed=shed_waiting if sheds else None)
 
     def _is_crowded(self, message: BusMessage, open_count: int, open_all_count: int, now_ns: int) -> bool:
         """Whether a source has more open than its share, because it sends faster than it is taken.
@@ -239,9 +274,26 @@ class Subscriber:
             return False
         return now_ns - self._done_ns <= STALL_NS and not _is_numbered(message)
 
-    def _shed(self, source: str) -> None:
+    def _shed(self, source: str, why: str) -> None:
+        clock, before = self._host.clock, self._shedding
         self.counters.bus_shed += 1
+        if before is None or clock.monotonic_ns() - before.last_ns > SHED_TOLD_NS:
+            before = Shedding(f"{datetime.fromtimestamp(clock.wall_ns() // SECOND_NS, UTC):%Y-%m-%dT%H:%M:%SZ}")
+        self._shedding = Shedding(before.since, clock.monotonic_ns(), before.count + 1, source, why)
         self.ordering.note_lossy(source)
+
+    @property
+    def troubles(self) -> list[str]:
+        """What is lost, and what does not mend itself."""
+        return [*self._told_shed(), *self.ordering.troubles]
+
+    def _told_shed(self) -> Iterator[str]:
+        shed = self._shedding
+        if shed is not None and self._host.clock.monotonic_ns() - shed.last_ns <= SHED_TOLD_NS:
+            yield (
+                f"messages from the bus were shed, {shed.count:,} since {shed.since}; the last is of {shed.source!r}: "
+                f"{shed.why}. They are lost: see Fairness between sources in docs/edge.md"
+            )
 
     def _note_stall(self, began_ns: int) -> None:
         """What sources sent while the disk stood still comes all at once, and is within their quotas."""
@@ -253,12 +305,16 @@ class Subscriber:
     def link(self, up: bool) -> None:
         """The link came or went. What the broker has held comes with it: so much is no flood."""
         now_ns = self._host.clock.monotonic_ns()
+        self._is_up = up
         if not up:
             self._down_ns = now_ns
         else:
-            away_ns = self._away_ns() if self._down_ns is None else now_ns - self._down_ns
-            self._quotas.allow_for(away_ns, now_ns, repeated=REPEATED_COUNT_MAX if away_ns else 0)
+            self._allow_held(now_ns)
         self.ordering.link(up)
+
+    def _allow_held(self, now_ns: int) -> None:
+        away_ns = self._away_ns() if self._down_ns is None else now_ns - self._down_ns
+        self._quotas.allow_for(away_ns, now_ns, repeated=REPEATED_COUNT_MAX if away_ns else 0)
 
     def _away_ns(self) -> int:
         """How long ago the last run of this node has ended. By the wall clock, which may be wrong."""
