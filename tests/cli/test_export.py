@@ -160,6 +160,24 @@ def test_what_a_flight_log_cannot_be_cut_by(copy: Folder) -> None:
     assert not (copy.path / "x").exists()
 
 
+def test_a_flight_log_is_not_sealed_with_a_key_that_would_not_verify(copy: Folder) -> None:
+    """It said that the file can be checked anywhere, and every check of it failed."""
+    copy.json("keys", "new", "other.key")
+    before = str(entries((copy.path / "live.jsonl").read_text())[-1]["time"])
+    refused = copy.error("log", "export", "--flight", "x", "--key", "other.key", code=4)
+    assert "would not verify" in refused
+    assert not (copy.path / "x").exists()
+    copy.json("keys", "rotate", "--old", "delivery.key", "--new", "other.key")
+    copy.json("log", "export", "--flight", "x", "--key", "other.key")
+    assert copy.json("log", "verify", "x")["sound"] is True
+    # Of the time before its enrolment.
+    assert "would not verify" in copy.error(
+        "log", "export", "--flight", "y", "--key", "other.key", "--until", before, code=4
+    )
+    copy.json("keys", "revoke", "delivery.key", "--with", "other.key")
+    assert "or is revoked" in copy.error("log", "export", "--flight", "z", "--key", "delivery.key", code=4)
+
+
 def test_nothing_found_is_said(copy: Folder) -> None:
     for arguments in (("Bird/B-1",), ("--since", "2999-01-01T00:00:00Z"), ("--type", "Nothing")):
         result = copy.cli("log", "export", *arguments)

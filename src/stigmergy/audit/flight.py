@@ -29,7 +29,7 @@ from stigmergy.audit.flight_format import (
     frame,
 )
 from stigmergy.audit.verification import Problem, Verification, Verified
-from stigmergy.base.errors import ConfigError, JournalCorrupt
+from stigmergy.base.errors import ConfigError, JournalCorrupt, WrongKey
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.journal.port import Journal, StoredCommit, last_before
 from stigmergy.journal.signers import key_name, signer_changes
@@ -191,6 +191,25 @@ def make_flight(
     value = signer.sign(flight_statement(encode(manifest)))
     yield frame(RecordKind.MANIFEST, manifest)
     yield frame(RecordKind.SEAL, FlightSeal(signer.algorithm, signer.public_key, value))
+
+
+def check_sealing(journal: Journal, signer: Signer, cut: FlightSelection) -> None:
+    """Refuses a key whose seal would not verify: this part of the log must say that it is enrolled, and not revoked."""
+    ranges = _ranges(journal, cut)
+    signers = _signers_at(journal, ranges)
+    if not signers:
+        found = SignersOnly(())
+        for shard, first, last in ranges:
+            for stored in _stored_in(journal, shard, first, last) if shard == SIGNERS_SHARD else ():
+                found.take(stored)
+        signers = found.signers
+    may_seal = [one for one in signers if one.revoked_after is None]
+    if (signer.algorithm, signer.public_key) not in [(one.algorithm, one.public_key) for one in may_seal]:
+        names = " or ".join(key_name(one.public_key) for one in may_seal)
+        raise WrongKey(
+            f"the key {key_name(signer.public_key)} is not enrolled in this part of the log, or is revoked: a flight "
+            f"log that it seals would not verify; give {names} with --key, or export without --flight"
+        )
 
 
 def _stored_in(journal: Journal, shard: int, first: int, last: int) -> Iterator[StoredCommit]:

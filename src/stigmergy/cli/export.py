@@ -21,7 +21,7 @@ from msgspec import structs
 
 from stigmergy.app.fleet import NewFile, default_key_path, inspect_all, inspect_journal, load_signer
 from stigmergy.audit.export import Export, Selection, flat_row
-from stigmergy.audit.flight import FlightSelection, commits_in, make_flight
+from stigmergy.audit.flight import FlightSelection, check_sealing, commits_in, make_flight
 from stigmergy.audit.history import read_moment
 from stigmergy.audit.listing import LogEntry, list_commit
 from stigmergy.base.errors import ConfigError
@@ -450,6 +450,7 @@ def _flight_pieces(arguments: argparse.Namespace, cut: FlightSelection) -> Itera
     url = find_journal(arguments)
     signer = load_signer(_sealing_key(arguments, url), create=False)
     with closing_journal(inspect_journal(url)) as journal:
+        check_sealing(journal, signer, cut)
         of, pieces = commits_in(journal, cut), make_flight(journal, signer, cut, time.time_ns())
         for number, piece in enumerate(pieces):
             yield min(number, of), of, piece
