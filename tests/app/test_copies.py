@@ -21,6 +21,7 @@ from stigmergy.audit.retention import Safeguards
 from stigmergy.base.errors import ConfigError, JournalCorrupt, StoreCorrupt
 from stigmergy.base.system import SystemClock
 from stigmergy.control.live import Live
+from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.nats.naming import copies_bucket
 from stigmergy.node.settings import Retention, Snapshots
 from stigmergy.store import folder as folder_store
@@ -128,6 +129,26 @@ async def test_a_journal_that_is_lost_is_restored_and_goes_on(tmp_path: Path, ki
             newest = await wait_copied(live, objects)
         assert newest.manifest is not None
         assert newest.manifest.incarnation == restored.incarnation
+
+
+async def test_a_node_whose_only_key_would_be_lost_with_its_disk_says_so(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    fleet, url, key = fleet_of(), url_of("sqlite", tmp_path), tmp_path / "town.key"
+    said: list[str] = []
+
+    async def run(*copies: str, enrol: bytes = b"") -> list[str]:
+        said.clear()
+        running = fleet.running(journal=url, key=key, copies=copies)
+        running.say = said.append
+        async with running as live:
+            if enrol:
+                live.enroll_signer(1, enrol)
+        return [one for one in said if "is on the journal's disk and is not copied" in one]
+
+    assert await run() == []
+    copies = f"folder:{tmp_path / 'copies'}"
+    assert len(await run(copies, enrol=Ed25519Signer(b"r" * 32).public_key)) == 1
+    assert await run(copies) == []
 
 
 def _trusted(key: Path) -> tuple[int, bytes]:

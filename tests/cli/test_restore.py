@@ -119,6 +119,42 @@ def test_a_killed_node_without_its_disk_comes_back(folder: Folder, server: NatsC
     assert missions(folder)["D-0"] == "M40"
 
 
+def test_a_second_key_takes_over_after_the_disk_took_the_first(folder: Folder) -> None:
+    """The key beside the journal is lost with it, and no other key could ever run what was restored."""
+    (folder.path / "peer").mkdir()
+    (folder.path / "stigmergy.toml").write_text(CONFIG.replace('"{nats}", ', ""), encoding="utf-8")
+    folder.json("keys", "new", "recovery.key")
+    node = folder.start("drone:fleet")
+    (folder.path / "delivery.pub").write_text(folder.json("keys", "show", "delivery.key")["line"] + "\n")
+    folder.json("keys", "rotate", "--new", folder.json("keys", "show", "recovery.key")["line"])
+    fly(folder, range(10))
+    before = missions(folder)
+    wait_copied(folder, f"folder:{folder.path / 'peer'}")
+    node.end(signal.SIGKILL)
+    lose_the_disk(folder)
+    for path in folder.path.glob("delivery.key*"):
+        path.unlink()
+    folder.json("keys", "new", "stranger.key")
+
+    assert "but of north/n1; say one" in folder.error("restore", "--node", "n1", "--to", "delivery.db", code=2)
+    restored = folder.cli("restore", "--to", "delivery.db")
+    recovery = folder.json("keys", "show", "recovery.key")["fingerprint"]
+    assert "to run the node, give the private key" in restored.stderr
+    assert recovery in restored.stderr
+    said = folder.error("run", "--key", "stranger.key", "--trust", "delivery.pub", code=4)
+    assert "not be continued: start a new journal" in said
+    node = folder.start("drone:fleet", "--key", "recovery.key", "--trust", "delivery.pub")
+    assert missions(folder) == before
+    fly(folder, range(10, 15))
+    folder.json("keys", "revoke", "delivery.pub")
+    node.end()
+    found = folder.json("log", "verify", "--key", "delivery.pub")
+    assert found["sound"] is True
+    assert [one["revoked_after"] is None for one in found["signers"]] == [False, True]
+    folder.start("drone:fleet", "--key", "recovery.key")
+    assert missions(folder)["D-0"] == "M10"
+
+
 def documented_keys() -> set[str]:
     """All keys of the command in the manual, those in brackets too."""
     (row,) = [row for row in tables("cli.md")["Output"] if row[0] == "`restore`"]

@@ -219,6 +219,8 @@ class Running:
             key.keep()
             await start_attached(host, devices)
             key.remember(journal, self.say)
+            if self.node_config.copies:
+                key.tell_not_copied(host.shards.signers.state.signers, self.say)
             self._copiers = Copiers(host, self.node_config.copies, self._copied_as)
         except BaseException:
             await journal.close()

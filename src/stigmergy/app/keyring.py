@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stigmergy.app.parts import is_there, journal_path, left_beside, shown_url, whole_url
@@ -26,6 +26,7 @@ from stigmergy.keys.keyfile import (
     write_private_key,
 )
 from stigmergy.shard.commit import SignatureAlgorithm
+from stigmergy.shard.state import EnrolledSigner
 
 _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -113,6 +114,18 @@ class NodeKey:
             add_signed(self._path, SignedJournal(whole_url(self._url), identity.fleet, identity.incarnation))
         except ConfigError as error:
             say(f"{error}; a start will not notice when the journal {self._url} is gone with all that lies beside it")
+
+    def tell_not_copied(self, signers: Sequence[EnrolledSigner], say: Callable[[str], None]) -> None:
+        """Says that copies will be of no use to run the node if its disk takes the only key along."""
+        folder = journal_path(self._url)
+        if self._path is None or folder is None or self._path.stat().st_dev != folder.stat().st_dev:
+            return
+        if len([signer for signer in signers if signer.revoked_after is None]) == 1:
+            say(
+                f"the key {self._path} is on the journal's disk and is not copied: without it a restored journal can "
+                "be read but not run; keep a copy of the file elsewhere, or enrol a second key that you keep "
+                "elsewhere: stigmergy keys rotate --new KEY"
+            )
 
 
 class SharedKey:

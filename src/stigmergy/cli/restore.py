@@ -15,7 +15,15 @@ from msgspec import Struct
 
 from stigmergy.app.config import Config
 from stigmergy.app.copies import CopiesAt, Restored, restore
-from stigmergy.app.fleet import NodeConfig, PublicKey, find_node_config, fingerprint, read_key, verifier
+from stigmergy.app.fleet import (
+    NodeConfig,
+    PublicKey,
+    default_key_path,
+    find_node_config,
+    fingerprint,
+    read_key,
+    verifier,
+)
 from stigmergy.app.node_config import shown
 from stigmergy.audit.listing import readable_time
 from stigmergy.audit.restore import CopyFound, choose_copy, find_copies
@@ -104,19 +112,24 @@ class _Restoring:
         self._output = output
 
     async def run(self) -> int:
-        listed = await self._list()
+        node = self._arguments.node or ""
+        listed = await self._list(node)
+        if node and not listed:
+            others = ", ".join(sorted({one.found.node for one in await self._list("")}))
+            if others:
+                raise ConfigError(f"there is no copy of {node} here, but of {others}; say one of them with --node")
         if self._arguments.to is None:
             return self._show(listed)
         return await self._restore(self._choose(listed))
 
-    async def _list(self) -> list[Listed]:
+    async def _list(self, node: str) -> list[Listed]:
         """What all stores have; one that cannot be reached is noted, unless it is the only one."""
         listed: list[Listed] = []
         failed: list[StoreError] = []
         for url in self._urls:
             try:
                 async with CopiesAt(url, self._fleet) as objects:
-                    found = await find_copies(objects, self._arguments.node or "")
+                    found = await find_copies(objects, node)
             except StoreError as error:
                 failed.append(error)
                 self._output.note(f"{shown(url)}: {error}", "yellow")
@@ -172,8 +185,26 @@ class _Restoring:
             self._output.note(
                 f"its log is signed by {signers}: compare that with a key of yours, or give --key", "yellow"
             )
-        self._output.note("what was acknowledged after that is not in it; run the node as before")
+        self._output.note("what was acknowledged after that is not in it")
+        self._tell_key(restored)
         return exits.OK
+
+    def _tell_key(self, restored: Restored) -> None:
+        """Which private key the journal needs to run; the copy has none."""
+        signers = [one for one in restored.verified.signers if one.revoked_after is None]
+        named = self._config.fleet.key
+        path = Path(named) if named else default_key_path(self._fleet, restored.url)
+        if path is not None and path.exists():
+            own = read_key(str(path))
+            if (own.algorithm, own.key) in [(one.algorithm, one.public_key) for one in signers]:
+                self._output.note("run the node as before")
+                return
+        needed = " or ".join(fingerprint(PublicKey(one.algorithm, one.public_key)) for one in signers)
+        self._output.note(
+            f"to run the node, give the private key {needed} with --key: no other key can continue this log, and the "
+            "copy has none; without it the log can be read, verified and exported (stigmergy log)",
+            "yellow",
+        )
 
 
 def by_age(listed: list[Listed]) -> list[Listed]:

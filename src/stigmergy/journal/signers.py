@@ -177,7 +177,8 @@ def check_own_key(signers: Sequence[EnrolledSigner], key: Key) -> None:
         what = "was revoked" if key in known else "is not enrolled"
         raise WrongKey(
             f"the key {key_name(key[1])} {what} in this journal; start with the key that signed it last, or "
-            "let that one enrol this one: stigmergy keys rotate"
+            "let that one enrol this one: stigmergy keys rotate. If every enrolled key is lost, this log can still be "
+            "read, verified and exported (stigmergy log), and not be continued: start a new journal"
         )
 
 
