@@ -150,6 +150,10 @@ def test_dead_letters_and_stopped_agents(here: Folder) -> None:
     assert here.json("send", "Drone/D-1", "StartMission", "mission=M1")["accepted"] is True
     retried = here.json("letters", "retry", letters[0]["letter"], code=1)
     assert (retried["retried"], retried["failed_again"]) == (True, True)
+    assert retried["new_letter"] in [letter["letter"] for letter in here.lines("letters")]
+    assert retried["new_letter"] not in [letter["letter"] for letter in letters]
+    again = here.cli("letters", "retry", retried["new_letter"])
+    assert f"it is now dead letter {here.lines('letters')[-1]['letter']}" in again.stdout
     for letter in here.lines("letters"):
         assert here.json("letters", "drop", letter["letter"])["retried"] is False
     assert here.lines("letters") == []

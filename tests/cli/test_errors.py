@@ -140,6 +140,12 @@ def test_help_and_version(here: Folder) -> None:
     assert "examples:" in here.cli("send", "--help").stdout
 
 
+@pytest.mark.parametrize("command", [("doctor",), ("log", "verify"), ("letters",)])
+def test_an_unknown_option_leads_to_the_help_of_its_command(here: Folder, command: tuple[str, ...]) -> None:
+    said = here.error(*command, "--copies", "x", code=2)
+    assert f"see stigmergy {' '.join(command)} --help" in said
+
+
 def test_bench_is_imported_when_it_is_asked_for(here: Folder) -> None:
     said = here.cli("bench", "interpreted", "--help")
     assert said.returncode == 0

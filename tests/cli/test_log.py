@@ -111,6 +111,9 @@ def test_verify_finds_nothing_wrong(copy: Folder) -> None:
     other = copy.json("keys", "new", "other.key")["line"]
     refused = copy.json("log", "verify", "--key", other, code=1)
     assert refused["problems"][0]["what"] == "the key given neither began this log nor signed its end"
+    said = copy.cli("log", "verify", "--key", other).stderr
+    assert "everything else verifies" in said
+    assert "restore a copy" not in said
 
 
 def test_a_flipped_byte_is_found_and_named(copy: Folder) -> None:

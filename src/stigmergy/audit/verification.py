@@ -169,6 +169,9 @@ def loose_actions(run: ColumnRun) -> int:
 PROBLEMS_MAX = 100
 """So many problems are listed; then reading stops, for the journal is beyond being described one by one."""
 
+NOT_BY_KEY = "the key given neither began this log nor signed its end"
+"""The log may be as its signers wrote it; only the caller expected another one."""
+
 
 class Problem(Struct, frozen=True):
     """Something that is not as it was written; position 0 where it concerns the shard or the journal as a whole."""
@@ -510,7 +513,7 @@ class Verification:
             return
         ends = [self._last_signers.get(lane.shard) for lane in self._lanes if lane.head is not None]
         if not ends or any(end != self._trusted_key for end in ends):
-            self._problem(self._signers_shard, 0, "the key given neither began this log nor signed its end")
+            self._problem(self._signers_shard, 0, NOT_BY_KEY)
 
     def _signer_problem(self, position: int, what: str) -> None:
         self._problem(self._signers_shard, position, what)

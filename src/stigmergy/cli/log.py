@@ -33,7 +33,7 @@ from stigmergy.audit.flight import FlightVerification, FlightVerified
 from stigmergy.audit.flight_format import FlightSection
 from stigmergy.audit.history import read_moment
 from stigmergy.audit.listing import EntryFilter, LogEntry, list_log, readable_time
-from stigmergy.audit.verification import Verification
+from stigmergy.audit.verification import NOT_BY_KEY, Verification
 from stigmergy.base.errors import ConfigError, JournalCorrupt, NotRunning
 from stigmergy.cli import export
 from stigmergy.cli.display import exits
@@ -435,7 +435,12 @@ def _show_verified(found: VerifyReply, output: Output) -> None:
     for problem in found.problems:
         where = f"shard {problem.shard}, position {problem.position}: " if problem.position else ""
         output.line(("wrong", BAD), f"  {where}{problem.what}")
-    if not found.sound:
+    if found.problems and all(problem.what == NOT_BY_KEY for problem in found.problems):
+        output.note(
+            "everything else verifies: the signers listed above wrote it, and not the key given; give the key that you "
+            "expect to have signed it, or treat the log as a stranger's"
+        )
+    elif not found.sound:
         output.note("the log is not what was written; restore a copy, and keep this one for an investigation")
 
 

@@ -181,7 +181,9 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
     answer = ask(path, request)
     output.document(answer)
     if answer.failed_again:
-        output.line(("failed again", BAD), f"  {answer.agent}; see stigmergy letters")
+        output.line(
+            ("failed again", BAD), f"  {answer.agent}; it is now dead letter {answer.new_letter}: see stigmergy letters"
+        )
         return exits.REFUSED
     output.line(("retried" if answer.retried else "dropped", GOOD), f"  {answer.letter} of {answer.agent}")
     return exits.OK

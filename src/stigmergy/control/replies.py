@@ -93,6 +93,8 @@ class LetterTakenReply(Struct, frozen=True):
     agent: str
     retried: bool
     failed_again: bool
+    new_letter: str = ""
+    """The id of the input from now on, if it failed again."""
 
 
 class ResumeReply(Struct, frozen=True):

@@ -240,16 +240,18 @@ class ControlService:
             self._end_long()
 
     async def _take_letter(self, request: protocol.RetryRequest | protocol.DropRequest) -> replies.LetterTakenReply:
-        letter = next((one for one in self._live.dead_letters() if one.letter == request.letter), None)
+        before = {one.letter: one for one in self._live.dead_letters()}
+        letter = before.get(request.letter)
         if letter is None:
             raise ConfigError(f"there is no dead letter {request.letter!r}; stigmergy letters lists those there are")
         shard = int(letter.letter.partition(".")[0])
         retried = isinstance(request, protocol.RetryRequest)
         await self._host.intake.take(shard, LetterRetried(letter.letter) if retried else LetterDropped(letter.letter))
-        # A retry that fails again is a dead letter again, of the same agent with the same input.
-        again = [one for one in self._live.dead_letters() if (one.agent, one.input) == (letter.agent, letter.input)]
-        failed = retried and any(one.letter != letter.letter for one in again)
-        return replies.LetterTakenReply(letter.letter, letter.agent, retried, failed)
+        # A retry that fails again is a new dead letter, of the same agent with the same input.
+        new = [one for one in self._live.dead_letters() if one.letter not in before] if retried else []
+        again = [one.letter for one in new if (one.agent, one.input) == (letter.agent, letter.input)]
+        new_letter = again[0] if again else ""
+        return replies.LetterTakenReply(letter.letter, letter.agent, retried, bool(again), new_letter)
 
     async def _resume(self, request: protocol.ResumeRequest) -> replies.ResumeReply:
         number = self._host.intake.home_of(request.agent)
