@@ -4,8 +4,10 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 
+from rigs.memory_peers import MemoryPeerHub
 from stigmergy.agents.agent import Agent, decide, evolve, react
 from stigmergy.agents.codec import encode, pack_envelope
 from stigmergy.agents.effects import Effects, Events, Publish, Tell, TellFailed, WakeMe, Woken
@@ -13,12 +15,16 @@ from stigmergy.agents.messages import Action, Command, Event
 from stigmergy.agents.supervision import WhenStale
 from stigmergy.app.fleet import verifier
 from stigmergy.base.errors import ConfigError, NotAssigned, UnknownKind
-from stigmergy.bus.memory import MemoryBroker
+from stigmergy.bus.memory import MemoryBroker, MemoryBus
+from stigmergy.bus.port import BusMessage
 from stigmergy.control.live import Live
 from stigmergy.control.protocol import ControlEndpoint
 from stigmergy.control.server import ControlService, NodeDescription
+from stigmergy.network.peers import PeerProcesses
 from stigmergy.node.declaration import Declaration
+from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings
+from stigmergy.shard.homes import shard_of
 from stigmergy.shard.inputs import Ask, Delivery
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
@@ -235,6 +241,40 @@ def test_a_refusal_names_the_node_that_runs_it_and_the_bus_brings_it_there() -> 
         await outsider.bus.close()
 
     two.world.run(scene())
+
+
+def test_the_owner_of_one_shard_passes_over_what_is_for_agents_of_others_unread() -> None:
+    """All owners get the messages of devices and what is listened to: of eight owners seven have the work in vain."""
+    world, broker, yard = Run(1), MemoryBroker(), Yard()
+    names = [f"c{number:02d}" for number in range(20)]
+    mine = [name for name in names if shard_of(f"Cart/{name}", 2) == 0]
+    watched = [name for name in names if shard_of(f"Watcher/{name}", 2) == 0]
+    node = SimNode(world, lambda _: yard.declare(shards=2), broker=broker, part=(0, 0), attach=_without_peers)
+
+    async def scene() -> None:
+        live, sender = await node.start(), MemoryBus(broker, "sender")
+        await sender.open()
+        await asyncio.sleep(1)
+        for name in names:
+            await sender.publish(BusMessage(f"cameras/{name}", b'{"by": "camera"}'))
+            event = cloud("Driven", {"to": "dock"}, subject=f"Cart/{name}")
+            topic = f"yard/local/agents/Cart/{name}/events/place"
+            await sender.publish(BusMessage(topic, msgspec.json.encode(event)))
+        await asyncio.sleep(5)
+        assert live.agents() == sorted([f"Cart/{name}" for name in mine] + [f"Watcher/{name}" for name in watched])
+        assert node.bus is not None
+        receipts = node.bus.receipts
+        assert (receipts.again, receipts.refused) == (0, 0)
+        assert receipts.shed == 2 * len(names) - len(mine) - len(watched)
+        assert live.standing().counters["bus_received"] == len(mine) + len(watched)
+        await node.stop()
+        await sender.close()
+
+    world.run(scene())
+
+
+def _without_peers(host: Host) -> PeerProcesses:
+    return PeerProcesses(host, MemoryPeerHub().peer_network(1))
 
 
 def test_two_nodes_that_run_everything_notice_each_other(caplog: pytest.LogCaptureFixture) -> None:

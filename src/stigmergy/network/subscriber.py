@@ -55,6 +55,7 @@ from stigmergy.bus.topics import (
     AGENTS,
     Channel,
     Topics,
+    TopicTemplate,
     fill_address,
     parse_topic,
     quota_source,
@@ -146,6 +147,8 @@ class Subscriber:
         self.ordering = Ordering(host.intake, host.shards, bus, host.clock.monotonic_ns, settings.gap_wait_s)
         self._seen: dict[tuple[str, str, str], asyncio.Future[None]] = {}
         """Messages without numbers; each is done when it is durable."""
+        self._owned = host.journal.identity.owned
+        """The shards of this host, also while it lets go of them: what is theirs must not count as others'."""
         self._closed = False
         self._under_way = 0
         self._ours: dict[str, bool] = {}
@@ -172,12 +175,14 @@ class Subscriber:
         declaration = self._host.declaration
         for listen in declaration.listens:
             template = listen.template(self._topics.fleet, self._topics.site)
-            await self._bus.subscribe(template.pattern, self._guard(self._listener(listen)))
+            is_ours = self._is_of_ours(template, listen.to)
+            await self._bus.subscribe(template.pattern, self._guard(self._listener(listen), is_ours=is_ours))
         for spec in declaration.device_events:
-            gate = self._guard(self._device_listener(spec), _device(spec), is_ours=self._runs_device(spec))
+            is_ours = self._is_of_ours(spec.topic, spec.to)
+            gate = self._guard(self._device_listener(spec), _device(spec), is_ours=is_ours)
             await self._bus.subscribe(spec.topic.pattern, gate)
         for orders in declaration.device_commands_taken:
-            is_ours = self._runs_device(orders)
+            is_ours = self._is_of_ours(orders.topic, orders.to)
             taker = self._guard(self._device_taker(orders), _device(orders), is_ours=is_ours, sheds=False)
             await self._bus.subscribe(orders.topic.pattern, taker)
 
@@ -196,21 +201,38 @@ class Subscriber:
             self._ours[topic] = known
         return known
 
+    def _is_of_ours(self, template: TopicTemplate, to: str) -> Callable[[str], bool]:
+        """Whether a topic of devices, or one that is listened to, is for an agent that runs here. Other nodes, or other
+        owners of shards, get it too: what is for them is passed over unread, and takes no share of our queues."""
+        known: dict[str, bool] = {}
+
+        def is_ours(topic: str) -> bool:
+            found = known.get(topic)
+            if found is None:
+                if len(known) >= TOPICS_COUNT_MAX:
+                    known.clear()
+                found = known[topic] = self._lives_here(template, to, topic)
+            return found
+
+        return is_ours
+
+    def _lives_here(self, template: TopicTemplate, to: str, topic: str) -> bool:
+        """True also where the handler must say what is wrong with a topic."""
+        try:
+            places = template.match(topic)
+            if places is None:
+                return True
+            address = fill_address(to, places)
+            return self._assignment.runs(address) and self._host.intake.shard_of(address) in self._owned
+        except StigmergyError:
+            return True
+
     def _runs(self, escaped: str) -> bool:
         """Whether the agent of a topic runs here; a badly escaped topic is refused later with the reason."""
         try:
             return self._assignment.runs("/".join(unescape(level) for level in escaped.split("/")))
         except Malformed:
             return self._assignment.is_everything
-
-    def _runs_device(self, spec: DeviceEvent | DeviceCommands) -> Callable[[str], bool]:
-        """Whether the agent of a device's topic runs here. What is for others takes no share of our queues."""
-
-        def is_ours(topic: str) -> bool:
-            places = spec.topic.match(topic)
-            return places is None or self._assignment.runs(fill_address(spec.to, places))
-
-        return (lambda _: True) if self._assignment.is_everything else is_ours
 
     # ------------------------------------------------------------------ the door
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stigmergy.base.errors import ConfigError, NotOwned
-from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.port import Bus, BusMessage, Gate
 from stigmergy.bus.topics import Channel, Topics
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.bus.partition import Partition
@@ -191,3 +191,18 @@ async def test_what_every_shard_hears_is_left_to_the_owner_of_the_agent(server: 
     for payload in (b"another's", b"mine"):
         await bus.publish(BusMessage(topics.events("Drone/D-1", "battery"), payload))
     await wait_until(lambda: heard.payloads == [b"mine"])
+
+
+async def test_what_a_gate_passes_over_is_settled_on_arrival(server: NatsCluster, buses: Buses) -> None:
+    """Every shard gets all messages of devices: those of other shards must not cost a call and a place in the queue."""
+    heard = Heard()
+    bus = await buses.nats(server.url, "gated:north:shard-0", partition=Partition(0, 2))
+
+    def admit(source: str, message: BusMessage, open_count: int, open_all_count: int) -> bool:
+        return message.payload == b"mine"
+
+    await bus.subscribe("gated/soil/+", Gate(lambda topic: topic, admit, heard))
+    for payload in (b"another's", b"mine"):
+        await bus.publish(BusMessage("gated/soil/7", payload))
+    await wait_until(lambda: heard.payloads == [b"mine"])
+    assert (bus.receipts.shed, bus.receipts.taken) == (1, 1)

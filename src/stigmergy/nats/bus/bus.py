@@ -13,14 +13,23 @@ from collections.abc import Callable
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError
 from stigmergy.bus.inbox import UNHEARD_S_MAX, Receipts, Reception
-from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_client_id, check_message, check_pattern, tell_link
+from stigmergy.bus.port import (
+    BusMessage,
+    Gate,
+    Handler,
+    LinkHeard,
+    check_client_id,
+    check_message,
+    check_pattern,
+    tell_link,
+)
 from stigmergy.nats.bus.listener import BusSessions
 from stigmergy.nats.bus.options import BusOptions
 from stigmergy.nats.bus.outlet import Outlet
 from stigmergy.nats.bus.partition import Partition
 from stigmergy.nats.bus.publisher import NatsPublisher, NoRoom, is_down, no_room
 from stigmergy.nats.bus.retained import Will
-from stigmergy.nats.bus.streams import SourcedStream, ensure_streams, ensure_subjects, has_mqtt, side_by_side
+from stigmergy.nats.bus.streams import SourcedStream, ensure_streams, ensure_subjects, has_mqtt, narrow, side_by_side
 from stigmergy.nats.bus.subjects import filters_of
 from stigmergy.nats.errors import WITHOUT_JETSTREAM, JetStreamRefused, no_jetstream
 from stigmergy.nats.link import NatsLink
@@ -258,13 +267,16 @@ class NatsBus:
                 continue
             try:
                 async with self._changing:
-                    found = await ensure_subjects(self._link, self.options, [])
+                    found = await ensure_subjects(self._link, self.options, self._listening.captured)
                     self._publishing.note_captured(found.config["subjects"])
                     await self._look_for_devices()
                     await self._listening.check()
                     if not is_trimmed and loop.time() - opened_s > UNHEARD_S_MAX:
                         await self._listening.trim()
                         is_trimmed = True
+                    if is_trimmed:
+                        with contextlib.suppress(StigmergyError, JetStreamRefused):  # it works without, and costs more
+                            await narrow(self._link, self.options)
             except StigmergyError as error:
                 self._doubt(error)
             except JetStreamRefused as refused:
@@ -325,6 +337,10 @@ def _leave_to_others(handler: Handler) -> Handler:
 
     async def handle(message: BusMessage) -> None:
         with contextlib.suppress(NotOwned):
-            await handler(message)
+            await take(message)
 
+    if isinstance(handler, Gate):
+        take: Handler = handler.handle
+        return Gate(handler.source_of, handler.admit, handle, shed=handler.shed)
+    take = handler
     return handle

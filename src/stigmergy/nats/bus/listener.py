@@ -1,28 +1,37 @@
-"""All subscriptions of one bus: a session on each stream that has matching messages, and retained messages."""
+"""All subscriptions of one bus: a session on each stream that has matching messages, and retained messages.
+
+Datagrams are in no stream: they come by plain subscriptions.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from msgspec import structs
+from nats.aio.msg import Msg
 
 from stigmergy.base.errors import StigmergyError
 from stigmergy.bus.inbox import Arrival, Reception
+from stigmergy.bus.port import PAYLOAD_BYTES_MAX
 from stigmergy.nats.bus.options import BusOptions
 from stigmergy.nats.bus.outlet import Outlet
 from stigmergy.nats.bus.partition import Mover, Partition, PartitionedStream
 from stigmergy.nats.bus.publisher import NatsPublisher
 from stigmergy.nats.bus.retained import SCHEDULER, read_retained, tell_devices
-from stigmergy.nats.bus.routing import Route, route
+from stigmergy.nats.bus.routing import WILDCARDS, Route, route
 from stigmergy.nats.bus.session import Session
 from stigmergy.nats.bus.streams import side_by_side
-from stigmergy.nats.bus.subjects import Subjects, filters_of
+from stigmergy.nats.bus.subjects import Subjects, filters_of, is_datagram, message_of
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import bus_session, bus_stream
 
 TELLING_COUNT_MAX = 1_000
 """The bound of wills being forwarded to devices; devices see further ones when they subscribe again."""
+DATAGRAMS_COUNT_MAX = 1_024
+"""Datagrams that wait for their handler; further ones are dropped."""
+READ_COUNT_MAX = 32
+"""The most datagrams taken in one go; then other tasks have their turn."""
 
 
 class BusSessions:
@@ -60,6 +69,19 @@ class BusSessions:
         self._made: dict[str, None] = {}
         """Patterns that were subscribed to before: their retained messages were delivered."""
         self._telling: dict[asyncio.Task[None], None] = {}
+        self._datagrams: dict[str, Callable[[], Awaitable[None]]] = {}
+        """What ends the subscription to each filter of datagrams."""
+        self._datagrams_waiting_count = 0
+        self._datagrams_taken_count = 0
+
+    @property
+    def captured(self) -> list[str]:
+        """The filters of our fleet's topics that its stream must capture."""
+        return [
+            one
+            for one in self._filters.get(bus_stream(self._options.fleet), [])
+            if one.partition(".")[0] not in WILDCARDS
+        ]
 
     @property
     def unmade(self) -> list[str]:
@@ -75,7 +97,9 @@ class BusSessions:
         """Subscribes to all patterns, again or for the first time. Fresh ones get retained messages first, so that no
         older message follows a newer one. Returns why some fresh ones were refused; the others are subscribed to.
         Raises LinkDown, JetStreamRefused, and ConfigError if another process has our session."""
-        routes, refused = await route(self._link, self._options, _filters(self._reception.patterns))
+        filters = _filters(self._reception.patterns)
+        await self._hear_datagrams([one for one in filters if is_datagram(one)])
+        routes, refused = await route(self._link, self._options, [one for one in filters if not is_datagram(one)])
         self._publishing.note_captured([one for found in routes for one in found.found.config["subjects"]])
         wanted = _filters(fresh)
         for found in routes:
@@ -105,6 +129,24 @@ class BusSessions:
             await self._session(parting.stream).begin(filters, last)
             self._filters[parting.stream] = filters
 
+    async def _hear_datagrams(self, filters: Iterable[str]) -> None:
+        for one in filters:
+            if one not in self._datagrams:
+                self._datagrams[one] = await self._link.subscribe(one, self._take_datagram)
+
+    async def _take_datagram(self, message: Msg) -> None:
+        self._datagrams_taken_count += 1
+        if self._datagrams_taken_count % READ_COUNT_MAX == 0:
+            await asyncio.sleep(0)
+        if self._datagrams_waiting_count >= DATAGRAMS_COUNT_MAX or len(message.data) > PAYLOAD_BYTES_MAX:
+            return
+        self._datagrams_waiting_count += 1
+        arrived = message_of(message.subject, message.data, message.headers)
+        self._reception.take(Arrival(arrived, self._datagram_handled))
+
+    def _datagram_handled(self) -> None:
+        self._datagrams_waiting_count -= 1
+
     async def _give_retained(self, found: Route, filters: Sequence[str]) -> None:
         if filters:
             options = structs.replace(self._options, fleet=found.fleet)
@@ -131,6 +173,9 @@ class BusSessions:
         """Stops the work beside the sessions."""
         if self._mover is not None:
             await self._mover.close()
+        for end in self._datagrams.values():
+            await end()
+        self._datagrams.clear()
         telling = list(self._telling)
         for task in telling:
             task.cancel()
@@ -157,7 +202,8 @@ class BusSessions:
             epoch=self._epoch,
             bare=self.parting.bare
             if self.parting is not None and is_parted
-            else lambda subject: None if subject.startswith(inner) else subject,
+            # A session that an earlier version made may still read stored datagrams.
+            else lambda subject: None if subject.startswith(inner) or is_datagram(subject) else subject,
             looks=self._look_at if stream == bus_stream(self._options.fleet) else None,
             takes=self._mover.takes if self._mover is not None and is_parted else None,
         )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from stigmergy.base.errors import LinkDown, StigmergyError, TooLarge
+from stigmergy.base.errors import ConfigError, LinkDown, Malformed, StigmergyError, TooLarge
 from stigmergy.bus.port import BusMessage
 from stigmergy.nats.bus.options import BusOptions
 from stigmergy.nats.bus.outlet import Outlet
 from stigmergy.nats.bus.routing import find_others, fleet_of
+from stigmergy.nats.bus.streams import ensure_subjects
 from stigmergy.nats.bus.subjects import (
     MQTT_MESSAGES,
     MQTT_QOS,
     headers_of,
     is_covered,
+    is_datagram,
     retained_headers,
     size_of,
     subject_of,
@@ -57,11 +59,19 @@ class NatsPublisher:
             self._known.clear()
 
     async def publish(self, message: BusMessage) -> None:
-        """Returns when JetStream has stored it. Raises LinkDown, TooLarge or Malformed."""
+        """Returns when JetStream has stored it; a datagram, when it is sent. Raises LinkDown, TooLarge or Malformed."""
         subject, is_captured = self._place_of(message.topic)
+        if is_datagram(subject):
+            headers = headers_of(message)
+            self._check_size(message, headers)
+            await self._link.tell(subject, message.payload, headers=headers or None)
+            return
         fleet = None if is_captured else fleet_of(subject)
         if fleet is not None:
             self.note_captured((await find_others(self._link, self._options, fleet)).config["subjects"])
+            subject, is_captured = self._place_of(message.topic)
+        elif not is_captured and subject.startswith(f"{self._options.subjects.root}."):
+            self.note_captured(await self._capture_all(message))
             subject, is_captured = self._place_of(message.topic)
         headers = headers_of(message)
         if self.has_mqtt:
@@ -90,6 +100,18 @@ class NatsPublisher:
                 await by_mqtt
             except (JetStreamRefused, LinkDown):
                 self.has_mqtt = False  # until the next check; devices without a session hear it anyway
+
+    async def _capture_all(self, message: BusMessage) -> list[str]:
+        """Makes the stream capture all topics of the fleet, for one that is not among those it captures from the
+        start."""
+        try:
+            found = await ensure_subjects(self._link, self._options, [f"{self._options.subjects.root}.>"])
+        except ConfigError as error:
+            raise Malformed(f"{message.topic}: {error}") from None
+        except JetStreamRefused as refused:
+            raise self._explain(message, refused) from None
+        subjects: list[str] = found.config["subjects"]
+        return subjects
 
     def _check_size(self, message: BusMessage, headers: Mapping[str, str]) -> None:
         size_bytes = size_of(message.payload, headers)

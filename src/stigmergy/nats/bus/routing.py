@@ -14,13 +14,11 @@ from msgspec import Struct, structs
 from stigmergy.base.errors import ConfigError
 from stigmergy.nats.bus.options import BusOptions
 from stigmergy.nats.bus.streams import ensure_streams, ensure_subjects
-from stigmergy.nats.bus.subjects import is_covered
+from stigmergy.nats.bus.subjects import STORED_GROUPS, is_covered
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import BUS_STREAMS, bus_stream, text_of
 from stigmergy.nats.streams import StreamFound, find_stream
 
-GROUPS = ("agents", "nodes", "uplink", "mesh")
-"""The third level of all topics of a fleet."""
 WILDCARDS = ("*", ">")
 
 
@@ -37,9 +35,9 @@ class Route(Struct, frozen=True):
 
 
 def fleet_of(subject: str) -> str | None:
-    """The fleet of this topic's subject; None if it does not look like a fleet's."""
+    """The fleet whose stream captures this topic's subject; None if it does not look like a fleet's."""
     levels = subject.split(".")
-    if len(levels) < 4 or levels[0] in WILDCARDS or levels[2] not in GROUPS:
+    if len(levels) < 4 or levels[0] in WILDCARDS or levels[2] not in STORED_GROUPS:
         return None
     return unquote(levels[0])
 

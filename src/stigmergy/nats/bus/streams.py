@@ -13,7 +13,7 @@ from typing import Any
 
 from stigmergy.base.errors import ConfigError, LinkDown
 from stigmergy.nats.bus.options import BusOptions
-from stigmergy.nats.bus.subjects import MQTT_RETAINED, filters_of, is_covered, prune
+from stigmergy.nats.bus.subjects import MQTT_RETAINED, collide, filters_of, is_covered, is_datagram, prune
 from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import bus_stream, retained_stream
@@ -31,6 +31,8 @@ LOCK_S = 5
 """The time limit for widening a stream, while others wait."""
 LOCK_PAUSE_S = 0.05
 SUBJECT_OVERLAP = 10065
+ALL_WANTED = "stig-all-topics"
+"""Key of the stream's metadata: somebody needs that it captures all topics of the fleet."""
 
 
 async def side_by_side(*works: Awaitable[object]) -> None:
@@ -69,7 +71,7 @@ async def ensure_streams(link: NatsLink, options: BusOptions, also: Sequence[str
         },
     )
     await side_by_side(kept, said)
-    first = [f"{subjects.inner}.>", f"{subjects.root}.>", *also]
+    first = [f"{subjects.inner}.>", *subjects.stored, *also]
     for topic in options.topics:
         first += filters_of(topic)
     return await ensure_subjects(link, options, first)
@@ -85,9 +87,47 @@ async def ensure_subjects(link: NatsLink, options: BusOptions, wanted: Sequence[
         # Lock: JetStream would let two clients that widen at once undo each other's update.
         async with locked(link, options, "widening") as is_ours:
             if is_ours:
-                await _widen(link, name, wanted)
+                await _widen(link, options, wanted)
             else:
                 await asyncio.sleep(LOCK_PAUSE_S)
+
+
+async def narrow(link: NatsLink, options: BusOptions) -> None:
+    """Makes the fleet's stream capture no datagrams any more, as streams of earlier versions do. It goes on to capture
+    what its sessions read. Nothing changes while one of them reads datagrams, because a node of an earlier version is
+    there; or if somebody needs all topics of the fleet."""
+    name, subjects = bus_stream(options.fleet), options.subjects
+    everything = f"{subjects.root}.>"
+    config = (await _find(link, name)).config
+    if everything not in config["subjects"] or ALL_WANTED in (config.get("metadata") or {}):
+        return
+    async with locked(link, options, "widening") as is_ours:
+        if not is_ours:
+            return
+        read = await _read_by_sessions(link, name)
+        found = await _find(link, name)
+        if everything not in found.config["subjects"] or any(is_datagram(one) for one in read):
+            return
+        kept = [one for one in found.config["subjects"] if one != everything]
+        under_root = [one for one in read if is_covered(one, [everything])]
+        wanted = _fit(options, [*kept, *subjects.stored, *under_root])
+        if everything not in wanted and len(wanted) <= SUBJECTS_COUNT_MAX:
+            await link.api(f"STREAM.UPDATE.{name}", {**found.config, "subjects": wanted})
+
+
+async def _read_by_sessions(link: NatsLink, name: str) -> list[str]:
+    """The filters of all sessions on a stream."""
+    filters: dict[str, None] = {}
+    offset = 0
+    while True:
+        page = await link.api(f"CONSUMER.LIST.{name}", {"offset": offset})
+        consumers = page.get("consumers") or []
+        for consumer in consumers:
+            config = consumer["config"]
+            filters |= dict.fromkeys(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
+        offset += len(consumers)
+        if not consumers or offset >= int(page.get("total", 0)):
+            return list(filters)
 
 
 async def has_mqtt(link: NatsLink) -> bool:
@@ -109,16 +149,20 @@ def _missing(found: StreamFound, wanted: Sequence[str]) -> list[str]:
     return [one for one in wanted if not is_covered(one, found.config["subjects"])]
 
 
-async def _widen(link: NatsLink, name: str, wanted: Sequence[str]) -> None:
+async def _widen(link: NatsLink, options: BusOptions, wanted: Sequence[str]) -> None:
+    name = bus_stream(options.fleet)
     found = await _find(link, name)
     missing = _missing(found, wanted)
     # A stream made without subjects has its own name as its subject.
-    subjects = prune([*(one for one in found.config["subjects"] if one != name), *missing])
+    subjects = _fit(options, [*(one for one in found.config["subjects"] if one != name), *missing])
     if len(subjects) > SUBJECTS_COUNT_MAX:
         raise ConfigError(f"stream {name}: more than {SUBJECTS_COUNT_MAX} topic patterns; subscribe to wider ones")
     if missing:
+        wider = {**found.config, "subjects": subjects}
+        if f"{options.subjects.root}.>" in subjects:
+            wider["metadata"] = {**(found.config.get("metadata") or {}), ALL_WANTED: "yes"}
         try:
-            await link.api(f"STREAM.UPDATE.{name}", {**found.config, "subjects": subjects})
+            await link.api(f"STREAM.UPDATE.{name}", wider)
         except JetStreamRefused as refused:
             if refused.code == SUBJECT_OVERLAP:
                 raise ConfigError(
@@ -126,6 +170,16 @@ async def _widen(link: NatsLink, name: str, wanted: Sequence[str]) -> None:
                     "fleet subscribe to its own topics"
                 ) from None
             raise
+
+
+def _fit(options: BusOptions, wanted: Sequence[str]) -> list[str]:
+    """These subjects, so that none overlaps another, which JetStream refuses. `fleet.soil.*.level` overlaps
+    `fleet.*.agents.>`; for such a pattern the stream captures all topics of the fleet, datagrams too."""
+    fit = prune(wanted)
+    stored = options.subjects.stored
+    if any(collide(one, own) for one in fit if one not in stored for own in stored):
+        return prune([*fit, f"{options.subjects.root}.>"])
+    return fit
 
 
 @contextlib.asynccontextmanager

@@ -22,6 +22,11 @@ from stigmergy.nats.naming import bus_session, bus_subject, kept_subject
 MQTT_MESSAGES = "$MQTT.msgs"
 """Where NATS stores messages for MQTT sessions at quality of service 1 or 2."""
 MQTT_RETAINED = "$MQTT.rmsgs"
+STORED_GROUPS = ("agents", "nodes", "uplink")
+"""The third level of a fleet's topics whose messages its stream captures."""
+DATAGRAMS = "mesh"
+"""The third level of the topics of datagrams. They are not stored: a newer one says more, and an answer to a stored one
+would be stored too."""
 
 
 class Subjects(Struct, frozen=True):
@@ -33,6 +38,11 @@ class Subjects(Struct, frozen=True):
     def root(self) -> str:
         """The first level of the fleet's topics: its name as `bus/topics.py` escapes it."""
         return self.fleet.replace(".", "%2E")
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The fleet's topics that its stream captures."""
+        return tuple(f"{self.root}.*.{group}.>" for group in STORED_GROUPS)
 
     @property
     def inner(self) -> str:
@@ -75,6 +85,12 @@ def filters_of(pattern: str) -> tuple[str, ...]:
     return (".".join(tokens),)
 
 
+def is_datagram(subject: str) -> bool:
+    """Whether messages on this subject, or filter, are datagrams."""
+    levels = subject.split(".", 3)
+    return len(levels) == 4 and levels[2] == DATAGRAMS
+
+
 def covers(wide: str, narrow: str) -> bool:
     """Whether `wide` matches every subject that `narrow` matches."""
     wanted, found = wide.split("."), narrow.split(".")
@@ -84,6 +100,17 @@ def covers(wide: str, narrow: str) -> bool:
         if number == len(found) or found[number] == ">" or (one != "*" and one != found[number]):
             return False
     return len(wanted) == len(found)
+
+
+def collide(one: str, other: str) -> bool:
+    """Whether some subject matches both."""
+    left, right = one.split("."), other.split(".")
+    for mine, theirs in zip(left, right, strict=False):
+        if ">" in (mine, theirs):
+            return True
+        if "*" not in (mine, theirs) and mine != theirs:
+            return False
+    return len(left) == len(right)
 
 
 def is_covered(narrow: str, by: Iterable[str]) -> bool:
