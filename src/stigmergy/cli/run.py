@@ -22,8 +22,9 @@ from stigmergy.app.fleet import Fleet, NodeConfig, Running, make_process_ours
 from stigmergy.app.parts import check_one_process, shown_url
 from stigmergy.base.errors import NotRunning
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.output import GOOD, NAME, Output, counted, shown_bytes, version
+from stigmergy.cli.display.output import GOOD, NAME, WARN, Output, counted, shown_bytes, version
 from stigmergy.cli.display.places import add_peer_keys, config_of, fleet_spec, folder_of, load_fleet, url_of
+from stigmergy.cli.display.troubles import LinkWatch, TroubleReport, troubles_of
 from stigmergy.control.description import described_recovery
 from stigmergy.control.live import Live
 from stigmergy.journal.recovery import sum_up_passed_over
@@ -171,6 +172,8 @@ class NodeRun:
         self._stopping = asyncio.Event()
         self._reason = ""
         self._status_shown = False
+        self._report = TroubleReport()
+        self._link_watch = LinkWatch()
         self.on_live: Callable[[Live], None] = lambda _: None
         """Called once the fleet runs and listens."""
 
@@ -188,6 +191,7 @@ class NodeRun:
                 await self._wait(live)
             finally:
                 self._clear_status()
+                self._tell_safe_actions(live)
                 await server.close()
         if live.failure is not None and not isinstance(live.failure, NotRunning):
             raise live.failure
@@ -200,13 +204,13 @@ class NodeRun:
     async def _wait(self, live: Live) -> None:
         """Until a signal, a client or a failure ends it."""
         ends = [asyncio.ensure_future(self._stopping.wait()), asyncio.ensure_future(live.wait_failure())]
-        status = asyncio.ensure_future(self._show_status(live))
+        shows = [asyncio.ensure_future(self._show_status(live)), asyncio.ensure_future(self._tell_troubles(live))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*ends, status):
+            for task in (*ends, *shows):
                 task.cancel()
-            await asyncio.gather(*ends, status, return_exceptions=True)
+            await asyncio.gather(*ends, *shows, return_exceptions=True)
 
     def _heed_signals(self) -> None:
         """From recovery on a signal drains; before that nothing was taken, and it ends the process as usual."""
@@ -263,6 +267,34 @@ class NodeRun:
             }
         )
         self._output.line(("listening", GOOD), f" on {self._path}")
+
+    async def _tell_troubles(self, live: Live) -> None:
+        """What `stigmergy status` would show: when it begins, and when it is over."""
+        while True:
+            now_s = time.monotonic()
+            if left_out := self._report.take_left_out(now_s):
+                text = f"{counted(left_out, 'line')} left out in the last minute; see stigmergy status and the log"
+                self._tell({"event": "troubled", "reason": text}, text, WARN)
+            troubles = [*self._link_watch.troubles(live, now_s), *troubles_of(live)]
+            for change in self._report.compare(troubles, now_s):
+                event, head, style = ("resolved", "over: ", GOOD) if change.is_over else ("troubled", "trouble: ", WARN)
+                self._tell({"event": event, "reason": change.text}, head + change.text, style)
+            self._tell_safe_actions(live)
+            await asyncio.sleep(STATUS_EVERY_S)
+
+    def _tell_safe_actions(self, live: Live) -> None:
+        sent = live.host.safety.sent
+        while sent:
+            one = sent.popleft()
+            document = {"event": "safe action", **structs.asdict(one)}
+            because = f": {one.because}" if one.because else ""
+            self._tell(document, f"safe action {one.action} of {one.agent}{because}", WARN)
+
+    def _tell(self, document: dict[str, str], text: str, style: str) -> None:
+        if self._report.admit(time.monotonic()):
+            self._clear_status()
+            self._output.document({**document, "fleet": self._fleet.name})
+            self._output.note(text, style)
 
     async def _show_status(self, live: Live) -> None:
         """One line at the foot of a terminal, written anew each second."""

@@ -261,7 +261,6 @@ class Live:
         services = [part for part in (self.link, self.replication, self.peers, self.feedings) if part is not None]
         for service in (*(() if self._devices is None else (self._devices,)), *services):
             counters |= service.counters()
-        copies = self.copies()
         return NodeStatus(
             fleet=host.declaration.name,
             agents=sum(len(shard.state.agents) + sum(shard.state.enrolled.values()) for shard in host.shards)
@@ -280,15 +279,20 @@ class Live:
             counters=counters,
             link=LinkStatus() if self.link is None else self.link.standing(),
             company=ReplicationStatus() if self.replication is None else self.replication.standing(),
-            copies=copies,
+            copies=self.copies(),
             at_rest=sorted(address for shard in host.shards for address in shard.state.at_rest),
-            troubles=[
-                *(copy.trouble for copy in copies if copy.trouble),
-                *(why for _, why in sorted(host.housekeeper.troubles.items())),
-                *host.batched_actuators.troubles(),
-                *(trouble for service in services for trouble in service.troubles()),
-            ],
+            troubles=self.troubles(),
         )
+
+    def troubles(self) -> list[str]:
+        """What does not work at present, in sentences that say what to do. Costs little: ask as often as you like."""
+        services = [part for part in (self.link, self.replication, self.peers, self.feedings) if part is not None]
+        return [
+            *(copy.trouble for copy in self.copies() if copy.trouble),
+            *(why for _, why in sorted(self._host.housekeeper.troubles.items())),
+            *self._host.batched_actuators.troubles(),
+            *(trouble for service in services for trouble in service.troubles()),
+        ]
 
     def _agents_not_kept_yet(self) -> int:
         """How many agents have had their first input in a commit that is not on disk yet."""

@@ -40,6 +40,8 @@ Lane = tuple[str, str]
 """Sink and agent: what is in one lane is carried out in order. Slow work does not hold up an action."""
 Settle = Callable[[int, EffectSettled | EffectsSettled], None]
 _REASON_CHARS_MAX = 300
+SENT_SAFE_MAX = 1_000
+"""Safe actions that are remembered for whoever watches; the oldest are forgotten."""
 SAFE_SLICE_S = 0.01
 """So long plain functions may make agents safe one after the other before everybody else has a turn."""
 
@@ -478,6 +480,14 @@ def _key(shard: int, pending: Pending) -> str:
 # Makes agents safe: sends their safe actions without waiting for the disk, and records them if the disk works.
 
 
+class SentSafeAction(Struct, frozen=True):
+    """A safe action that went out."""
+
+    agent: str
+    action: str
+    because: str
+
+
 class Safety:
     """The safe actions of a host's agents."""
 
@@ -488,6 +498,8 @@ class Safety:
         self._effector = effector
         self._clock = clock
         self._put_inside = put_inside
+        self.sent: deque[SentSafeAction] = deque(maxlen=SENT_SAFE_MAX)
+        """The last ones, for people who watch; whoever tells them takes them out."""
 
     def make_safe(self, shard: Shard, address: str, because: str, *, journal: bool) -> None:
         """Sends out an agent's safe actions; they are written down afterwards if the journal lives."""
@@ -507,5 +519,6 @@ class Safety:
         """Sends out one safe action of an agent."""
         state = shard.state
         self._effector.release_safe(state.shard, state.position, address, action, self._clock.monotonic_ns())
+        self.sent.append(SentSafeAction(address, type(action).__name__, because))
         if journal:
             self._put_inside(state.shard, SafeActionOut(address, type(action).__name__, because))

@@ -173,7 +173,7 @@ class Host:
         self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now, to.peers)
         plans, incarnation = declaration.plans, journal.identity.incarnation
         self.effector = Effector(actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish)
-        self._safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
+        self.safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
 
     def _shard_of(self, state: ShardState, claim: int) -> Shard:
         """A recovered shard, as this owner goes on with it."""
@@ -240,7 +240,7 @@ class Host:
             self.batched_actuators.release(shard.state.shard, list(shard.state.blocks.owed()))
             for address in shard.state.stopped:
                 # Whether its safe action went out before the node stopped is not known.
-                self._safety.make_safe(shard, address, "stopped by its supervision before this start", journal=True)
+                self.safety.make_safe(shard, address, "stopped by its supervision before this start", journal=True)
         self._wake()
 
     async def stop(self) -> None:
@@ -319,7 +319,7 @@ class Host:
         self.effector.halt()
         self.batched_actuators.halt()
         try:
-            self._safety.make_all_safe()
+            self.safety.make_all_safe()
         finally:
             self._halt(error)
 
@@ -380,7 +380,7 @@ class Host:
         """What time brings: stale agents are made safe, timers and gaps that ran out become inputs."""
         for stale in self._staleness.due(monotonic_ns):
             shard = self.shards[self.intake.shard_of(stale.agent)]
-            self._safety.send(shard, stale.agent, stale.rule.then, stale.because, journal=True)
+            self.safety.send(shard, stale.agent, stale.rule.then, stale.because, journal=True)
         for number, due in self._alarms.due(now_ns, monotonic_ns):
             self.intake.put_inside(number, due)
         self.intake.post(self.ingress.overdue(monotonic_ns))
@@ -489,7 +489,7 @@ class Host:
             for timer, set_at_ns in ready.timers:
                 self._alarms.set(number, timer, set_at_ns, monotonic_ns)
             for address in ready.stopped:
-                self._safety.make_safe(self.shards[number], address, "stopped by its supervision", journal=True)
+                self.safety.make_safe(self.shards[number], address, "stopped by its supervision", journal=True)
             self._release(number, ready.owed)
             if ready.shared and self._shared is not None:
                 self._shared(number, ready.shared)
