@@ -146,7 +146,7 @@ def _show_object(one: ObjectReply, output: Output) -> None:
             ("live", f"{counted(one.live, 'entry', 'entries')}, {shown_bytes(one.live_bytes)}"),
             ("digest", one.digest),
             ("in step", _in_step(one)),
-            *(("peer", _peer(peer, one)) for peer in one.peers),
+            *(("peer", _peer(peer, one)) for peer in dict.fromkeys([*one.peers, *one.unheard])),
         ]
     )
     rows: list[list[Cell]] = [
@@ -194,20 +194,26 @@ def _part_heading(found: Sequence[Part]) -> list[str]:
 
 def _in_step(one: ObjectReply) -> Cell:
     """How many of the peers that hold an object had everything when they last said."""
+    unheard = f"{counted(len(one.unheard), 'peer')} not heard" if one.unheard else ""
     if not one.peers:
-        return ("no peers", HEADING)
+        return (unheard, WARN) if unheard else ("no peers", HEADING)
     count, of = len(one.in_step), len(one.peers)
-    return (f"{count} of {counted(of, 'peer')}", GOOD if count == of else WARN)
+    shown = f"{count} of {counted(of, 'peer')}"
+    return (f"{shown}, {unheard}", WARN) if unheard else (shown, GOOD if count == of else WARN)
 
 
 def _peer(peer: str, one: ObjectReply) -> Cell:
+    if peer in one.unheard:
+        return (f"{peer}, not heard for a while", WARN)
     return (peer, GOOD) if peer in one.in_step else (f"{peer}, behind or ahead when it last said", WARN)
 
 
 def _state(one: ObjectReply) -> Cell:
     if one.diverged:
         return ("diverged", BAD)
-    return (f"{one.waiting:,} waiting", WARN) if one.waiting else ("well", GOOD)
+    if one.waiting:
+        return (f"{one.waiting:,} waiting", WARN)
+    return ("unknown: peers not heard", WARN) if one.unheard else ("well", GOOD)
 
 
 def _few(names: list[str]) -> str:

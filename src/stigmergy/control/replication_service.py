@@ -137,6 +137,7 @@ def described_object(replicas: Replicator, held: HeldObject) -> ObjectReply:
         diverged=held.diverged,
         peers=list(holders),
         in_step=[peer for peer, in_step in holders.items() if in_step],
+        unheard=replicas.unheard(held.name),
         replicas_count=len(vector),
         replicas=[
             ReplicaReply(

@@ -355,6 +355,8 @@ class ObjectReply(Part, frozen=True, kw_only=True):
     diverged: bool
     peers: list[str]
     in_step: list[str]
+    unheard: list[str] = []
+    """Members that hold it, or have not said what they hold, and from which nothing came for some rounds."""
     replicas_count: int
     replicas: list[ReplicaReply]
 

@@ -272,6 +272,10 @@ class Replicator:
         """An operator declares a replica dead: it leaves the vectors that nodes tell each other. False if unknown."""
         return self.machine.retire(name, replica, self._moment())
 
+    def unheard(self, name: str) -> list[str]:
+        """Members that may hold an object of ours, and have said nothing for a while."""
+        return self.machine.unheard(name, self._moment())
+
     def retired(self, name: str) -> tuple[bytes, ...]:
         """Which replicas of an object of ours are left out of the vectors that nodes tell each other."""
         return self.machine.retired(name, self._moment())

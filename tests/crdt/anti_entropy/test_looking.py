@@ -25,6 +25,26 @@ def test_who_has_everything_is_known_from_what_it_last_told() -> None:
     assert fleet["a"].machine.holders(OBJECT) == {"b": True, "c": True}
 
 
+def test_members_from_which_nothing_comes_are_named() -> None:
+    """Also one that never said what it holds: it may hold the object, and `no peers` would be wrong."""
+    fleet = Fleet("a b c")
+    fleet.cut = lambda sender, _: sender == "c"
+    fleet.start()
+    a = fleet["a"].machine
+    fleet.run(3)
+    assert a.unheard(OBJECT, fleet["a"].moment) == [], "it may just have joined"
+    fleet.run(10)
+    assert (list(a.holders(OBJECT)), a.unheard(OBJECT, fleet["a"].moment)) == (["b"], ["c"])
+    fleet.cut = lambda *_: False
+    fleet.run(5)
+    assert a.unheard(OBJECT, fleet["a"].moment) == []
+    fleet["b"].crash()
+    fleet.run(10)
+    assert a.unheard(OBJECT, fleet["a"].moment) == ["b"]
+    a.members(["a", "c"], fleet["a"].moment)
+    assert a.unheard(OBJECT, fleet["a"].moment) == []
+
+
 def test_who_holds_something_else_is_no_holder() -> None:
     fleet = Fleet("a b").start()
     fleet["b"].hold("Thing.seen/other")

@@ -206,7 +206,7 @@ class AntiEntropy:
         ):
             context.counters.shared_refused += 1
             return
-        peer.key = frame.key
+        peer.key, peer.heard_ns = frame.key, moment.monotonic_ns
         message = read_message(frame.body)
         if isinstance(message, Digests):
             peer.digests = data
@@ -373,6 +373,10 @@ class AntiEntropy:
         held = self._names[name]
         digest = held.store.digest()
         return {peer: held.told.get(peer) == digest for peer in self._context.peers.holders(held.id)}
+
+    def unheard(self, name: str, moment: ClockReading) -> list[str]:
+        """Members that may hold an object of ours, and have said nothing for a while."""
+        return self._context.peers.unheard(self._names[name].id, moment.monotonic_ns)
 
     def retired(self, name: str, moment: ClockReading) -> tuple[bytes, ...]:
         """Which replicas of an object of ours are left out of the vectors, because they are silent or were retired."""

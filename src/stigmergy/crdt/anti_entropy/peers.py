@@ -13,6 +13,8 @@ from stigmergy.crdt.anti_entropy.rules import PEERS_COUNT_MAX, Rules
 Choose = Callable[[int, int], list[int]]
 """So many different numbers from 0 up to, and without, the second: by chance, which is the caller's."""
 NOTHING_KNOWN = bytes(SHORT_DIGEST_BYTES)
+UNHEARD_ROUNDS = 5
+"""A peer that has sent nothing for so many rounds of digests is not heard."""
 
 
 class Peer(Struct):
@@ -21,6 +23,8 @@ class Peer(Struct):
     name: str
     due_ns: int
     """When digests go to it next."""
+    heard_ns: int
+    """When it last said something; until it has, when it became a member."""
     key: bytes | None = None
     """Which it signs with, once it was heard."""
     objects: dict[bytes, None] = {}
@@ -74,7 +78,7 @@ class Peers:
             self._forget_interests(self._peers.pop(name))
         for name in wanted:
             if name not in self._peers:
-                self._peers[name] = Peer(name, now_ns)
+                self._peers[name] = Peer(name, now_ns, now_ns)
                 self._due_ns = now_ns
         if not self._peers:
             self._due_ns = None
@@ -96,6 +100,16 @@ class Peers:
     def holders(self, wanted: bytes) -> list[str]:
         """Who holds an object, in the order of their names."""
         return sorted(self._holders.get(wanted, ()))
+
+    def unheard(self, wanted: bytes, now_ns: int) -> list[str]:
+        """Members that have sent nothing for some rounds, if they hold an object or have not said what they hold."""
+        rounds = UNHEARD_ROUNDS * max(1, -(-len(self._peers) // self._rules.fan_out))
+        return [
+            name
+            for name, peer in sorted(self._peers.items())
+            if now_ns - peer.heard_ns > rounds * self._rules.interval_ns_of(name)
+            and (wanted in peer.objects or peer.interests == NOTHING_KNOWN)
+        ]
 
     def some(self, names: list[str]) -> list[str]:
         """All of these if they are few, else as many as hear of a change at once, by chance."""
