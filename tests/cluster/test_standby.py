@@ -10,8 +10,8 @@ from msgspec import structs
 from stigmergy.agents.agent import Agent, evolve
 from stigmergy.agents.messages import Event
 from stigmergy.base.errors import DataLost, FoldMismatch, JournalConflict, JournalCorrupt, LinkDown, NotRunning
+from stigmergy.base.tasks import end_tasks
 from stigmergy.cluster import standby as module
-from stigmergy.cluster.membership import end_task
 from stigmergy.cluster.standby import ClaimedShard, Standby
 from stigmergy.journal.memory import MemoryShard, MemoryShardLog
 from stigmergy.journal.port import Journal, JournalIdentity
@@ -161,7 +161,7 @@ def test_who_takes_over_keeps_the_snapshots_that_were_taken_while_it_followed() 
         assert await log.first_position() > 1, "what was before is in snapshots only"
         kept = await log.snapshots()
         claimed = await follower.claim("b")
-        await end_task(following)
+        await end_tasks(following)
         assert claimed.recovered.bases[0].chain == (), "it began before any of them, and has followed since"
         second = await begin(world, claimed)
         await count(second, 5)

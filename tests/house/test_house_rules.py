@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,44 @@ def own_nodes(function: ast.AsyncFunctionDef) -> Iterator[ast.AST]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
+def cancellations_are_not_lost(module: Module) -> Iterator[str]:
+    """A task that was cancelled once may go on: a worker that had lost its lease waited for one, and hung for good."""
+    if module.path == Path("base/tasks.py"):
+        return
+    for node in module.nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id="asyncio"), attr="wait_for"):
+                what = "asyncio.wait_for can lose a cancellation; use asyncio.timeout"
+            case ast.ImportFrom(module="asyncio", names=names) if any(alias.name == "wait_for" for alias in names):
+                what = "asyncio.wait_for can lose a cancellation; use asyncio.timeout"
+            case _ if awaits_what_it_cancelled(node):
+                what = "awaits a task that it has cancelled once; use end_tasks of base/tasks.py"
+            case _:
+                continue
+        yield f"{module.at(getattr(node, 'lineno', 1))}: {what}"
+
+
+def awaits_what_it_cancelled(node: ast.AST) -> bool:
+    """Whether statements here cancel something, and the next one only awaits with errors ignored."""
+    for field in ("body", "orelse", "finalbody"):
+        statements = getattr(node, field, None)
+        if not isinstance(statements, list):
+            continue
+        for first, second in pairwise(statements):
+            cancels = "cancel" in words_in(first)
+            ignores = {"gather", "suppress"} & words_in(second)
+            simple = isinstance(first, ast.Expr | ast.For) and isinstance(second, ast.Expr | ast.For | ast.With)
+            if simple and cancels and ignores and any(isinstance(inner, ast.Await) for inner in ast.walk(second)):
+                return True
+    return False
+
+
+def words_in(statement: ast.AST) -> set[str]:
+    """The names and attributes in a statement."""
+    attributes = {inner.attr for inner in ast.walk(statement) if isinstance(inner, ast.Attribute)}
+    return attributes | {inner.id for inner in ast.walk(statement) if isinstance(inner, ast.Name)}
+
+
 def constants_have_one_value(module: Module) -> Iterator[str]:
     """The last of several wins, also in functions above it: two modules put into one file changed a back-off so."""
     seen: dict[str, int] = {}
@@ -221,6 +260,7 @@ RULES: tuple[Rule, ...] = (
     sets_are_not_iterated,
     async_code_is_deterministic,
     constants_have_one_value,
+    cancellations_are_not_lost,
 )
 
 
@@ -283,6 +323,20 @@ BAD: tuple[tuple[Rule, Module], ...] = (
     (sets_are_not_iterated, code("for x in {y for y in z}: pass")),
     (constants_have_one_value, code("PAUSE_S = 0.1\nx = PAUSE_S\nPAUSE_S = 2.0")),
     (constants_have_one_value, code("A, B = 1, 2\nB = 3")),
+    (cancellations_are_not_lost, code("async def f():\n    await asyncio.wait_for(g(), 1)")),
+    (cancellations_are_not_lost, code("from asyncio import wait_for")),
+    (cancellations_are_not_lost, code("async def f():\n    t.cancel()\n    await asyncio.gather(t)")),
+    (
+        cancellations_are_not_lost,
+        code(
+            "async def f():\n    for t in a:\n        t.cancel()\n"
+            "    for t in a:\n        with suppress(e):\n            await t"
+        ),
+    ),
+    (
+        cancellations_are_not_lost,
+        code("async def f():\n    t.cancel()\n    with contextlib.suppress(asyncio.CancelledError):\n        await t"),
+    ),
     (async_code_is_deterministic, code("asyncio.wait(tasks)")),
     (async_code_is_deterministic, code("asyncio.TaskGroup()")),
     (async_code_is_deterministic, code("from asyncio import wait")),
@@ -297,7 +351,8 @@ GOOD: tuple[Module, ...] = (
     module(""),
     module("x = 1\n"),
     code("def f():\n    for x in sorted({1, 2}):\n        yield x"),
-    code("async def f():\n    def g():\n        yield 1\n    await asyncio.wait_for(g(), 1)"),
+    code("async def f():\n    def g():\n        yield 1\n    await asyncio.shield(g())"),
+    code("async def f():\n    timer.cancel()\n    await asyncio.sleep(1)"),
     module('"""A rim."""\nfor x in {1}:\n    asyncio.to_thread(x)\nx = 1\ny = 1\n', "nats/thing.py"),
 )
 

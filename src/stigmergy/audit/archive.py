@@ -18,6 +18,7 @@ from stigmergy.audit.directories import LiveReading
 from stigmergy.audit.flight import FlightSelection, make_flight
 from stigmergy.audit.retention import ArchiveCounters
 from stigmergy.base.errors import JournalCorrupt, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import digest_commit
@@ -70,9 +71,7 @@ class Archiver:
     async def close(self) -> None:
         """Ends what is under way; a segment that is not whole is not kept."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
     async def _work(self) -> None:
         while self._wanted:

@@ -31,6 +31,7 @@ from stigmergy.audit.copy_format import (
 from stigmergy.audit.retention import Safeguards
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, JournalCorrupt, JournalError, StigmergyError, StoreConflict, StoreCorrupt
+from stigmergy.base.tasks import end_tasks
 from stigmergy.journal.port import Journal, StoredCommit
 from stigmergy.shard.commit import HashAlgorithm, Head, digest_commit, genesis_of, open_commit
 from stigmergy.shard.snapshot import PartsDigest, SnapshotHeader, read_header
@@ -392,9 +393,7 @@ class Copier:
     async def close(self) -> None:
         """Ends the copy in progress; an incomplete copy does not count."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
     async def _live(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from stigmergy.base.errors import Bug, PeerError, SequenceGap, StigmergyError
 from stigmergy.base.fair_queue import FairQueue
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.port import HANDLED_COUNT_MAX, HANDLED_PER_SOURCE_MAX, BusMessage, Gate, Handler, matches
 
 PAUSE_S_MIN = 0.05
@@ -239,11 +240,9 @@ class Inbox:
         while self._handling and (left_s := deadline_s - asyncio.get_running_loop().time()) > 0:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), left_s)
-        ending = [self._task, *self._handling]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+                async with asyncio.timeout(left_s):
+                    await self._wake.wait()
+        await end_tasks(self._task, *self._handling)
 
     async def _run(self) -> None:
         while not self._closing.is_set():
@@ -272,7 +271,8 @@ class Inbox:
             await self._wake.wait()
             return
         try:
-            await asyncio.wait_for(self._wake.wait(), EARLY_PAUSE_S)
+            async with asyncio.timeout(EARLY_PAUSE_S):
+                await self._wake.wait()
         except TimeoutError:
             for topic in list(self._early):
                 self._reoffer(topic)
@@ -348,7 +348,8 @@ class Inbox:
         self._pausing[source] = self._pausing.get(source, 0) + 1
         self._hold_or_release(source)
         try:
-            await asyncio.wait_for(self._closing.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._closing.wait()
         except TimeoutError:
             return False
         finally:

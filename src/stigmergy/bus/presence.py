@@ -25,6 +25,7 @@ from stigmergy.agents.messages import Event, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import FrameworkEvent
 from stigmergy.base.errors import ConfigError, Malformed, PeerError, StigmergyError, TooLarge
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, read_event, write_structured
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.quotas import Quotas
@@ -181,10 +182,7 @@ class Presence:
     async def kill(self) -> None:
         """Ends at once without an announcement, like a crash."""
         self._leaving = True
-        tasks = [task for task in (self._task, self._saying) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._task, self._saying)
 
     async def _beat(self) -> None:
         while True:

@@ -28,6 +28,7 @@ from stigmergy.agents.codec import tag_of
 from stigmergy.agents.effects import PUBLISH
 from stigmergy.agents.messages import category_of
 from stigmergy.base.errors import LinkDown, Malformed, NotRunning, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.cloudevents import STRUCTURED, CloudEvent, data_of, write_binary, write_structured
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.quotas import PACE_LOOK_S, SECOND_NS, pace
@@ -215,10 +216,7 @@ class Publisher:
         self._running = False
         if self._paused is not None:
             self._paused.cancel()
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values())
         for shard in list(self._settled):
             self._tell_settled(shard)
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from stigmergy.agents.codec import REASON_CHARS_MAX, printable
 from stigmergy.base.errors import StigmergyError, TooLarge
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.cloudevents import EVENT_BYTES_MAX, JSON, STRUCTURED, CloudEvent, read_event, write_structured
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.quotas import Quotas
@@ -123,10 +124,7 @@ class Responder:
 
     async def stop(self) -> None:
         """Publishes nothing more."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values())
 
     async def _say(self, message: BusMessage) -> None:
         try:

@@ -25,6 +25,7 @@ from stigmergy.base.errors import (
     LedgerUnknown,
     Malformed,
 )
+from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
 from stigmergy.claims.entries import Checkpointed, Verify, claimant_of
 from stigmergy.claims.port import Ledger, LedgerCheckpoint
@@ -144,10 +145,7 @@ class LedgerFollower:
 
     async def close(self) -> None:
         """Ends the work beside the task."""
-        if self._storing is not None:
-            self._storing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._storing
+        await end_tasks(self._storing)
 
     async def _retried(self, call: Callable[[], Awaitable[int]]) -> int:
         pauses = Pauses()

@@ -22,6 +22,7 @@ from msgspec import Struct, structs
 
 from stigmergy.agents.messages import Claimed
 from stigmergy.base.errors import LedgerError, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.claims.claimant import Belief, Claimant, Owes, Told
 from stigmergy.claims.entries import Checkpointed, Expire, WriterList
@@ -131,12 +132,8 @@ class ClaimService:
     async def kill(self) -> None:
         """Ends at once, like a crash. For simulations, which close the ledger themselves."""
         self._is_open = False
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._tasks = []
+        tasks, self._tasks = self._tasks, []
+        await end_tasks(*tasks)
         await self._following.close()
 
     # ------------------------------------------------------------------ for the host

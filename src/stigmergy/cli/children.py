@@ -121,7 +121,8 @@ class Child:
         self._is_restarted = True
         self.signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await process.wait()
         except TimeoutError:
             self.signal(signal.SIGKILL)
 
@@ -169,7 +170,8 @@ class Child:
             self.state, self.detail = PAUSING, self.error or how_it_ended(code)
             self._tell(self, "ended", {"code": code, "error": self.error or None, "again_in_s": pause_s})
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
         self.state, self.detail = ENDED, ""
         self._log.with_suffix(".pid").unlink(missing_ok=True)
 

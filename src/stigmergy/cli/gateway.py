@@ -27,6 +27,7 @@ from stigmergy.app.gateway import (
     read_hubs,
 )
 from stigmergy.base.errors import ConfigError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output
 from stigmergy.cli.display.places import config_of, fleet_spec, folder_of, load_fleet, url_of
@@ -176,9 +177,7 @@ class _AtHub:
             if ends[0].done():
                 ends[0].result()
         finally:
-            for task in ends:
-                task.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            await end_tasks(*ends)
         self._output.document({"event": "stopped", "fleet": self._plan.fleet.name, "reason": "signal"})
         self._output.line("stopped ", (self._plan.fleet.name, NAME))
         return exits.OK

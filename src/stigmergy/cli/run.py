@@ -21,6 +21,7 @@ from msgspec import structs
 from stigmergy.app.fleet import Fleet, NodeConfig, Running, make_process_ours
 from stigmergy.app.parts import check_one_process, shown_url
 from stigmergy.base.errors import NotRunning
+from stigmergy.base.tasks import end_tasks
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output, counted, shown_bytes, version
 from stigmergy.cli.display.places import add_peer_keys, config_of, fleet_spec, folder_of, load_fleet, url_of
@@ -208,9 +209,7 @@ class NodeRun:
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*ends, *shows):
-                task.cancel()
-            await asyncio.gather(*ends, *shows, return_exceptions=True)
+            await end_tasks(*ends, *shows)
 
     def _heed_signals(self) -> None:
         """From recovery on a signal drains; before that nothing was taken, and it ends the process as usual."""

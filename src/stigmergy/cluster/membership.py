@@ -25,6 +25,7 @@ from stigmergy.base.errors import (
     StoreUnavailable,
     StoreUnknown,
 )
+from stigmergy.base.tasks import end_tasks
 from stigmergy.cluster.records import (
     COORDINATOR,
     FLEET,
@@ -181,26 +182,6 @@ class PlanCoordinator:
         return planned if planned in members else self._register.owner(shard)
 
 
-# Ends tasks reliably.
-#
-# On Python 3.11 `asyncio.wait_for`, which client libraries use, loses a cancellation if its awaitable finishes at the
-# same moment. A task that was cancelled once may run forever; so cancel it until it has ended.
-
-AGAIN_S = 0.05
-
-
-async def end_task(task: asyncio.Task[Any] | None) -> None:
-    """Cancels a task, and again if that was lost; returns when it has ended. What it raised is not ours to tell."""
-    while task is not None and not task.done():
-        task.cancel()
-        ending = asyncio.get_running_loop().time() + AGAIN_S
-        await asyncio.sleep(0)
-        while not task.done() and asyncio.get_running_loop().time() < ending:  # noqa: ASYNC110 - it may not heed us
-            await asyncio.sleep(0.001)
-    if task is not None and not task.cancelled():
-        task.exception()
-
-
 JOIN_S_MAX = 10.0
 """What is there must be known within this time."""
 Record = TypeVar("Record", Owner, StandbyRecord)
@@ -302,8 +283,7 @@ class WorkerMembership:
         """Ends at once, as a crash would: leases run out."""
         self.register.mirror.stop()
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            await end_task(task)
+        await end_tasks(*tasks)
 
     def check_lives(self) -> None:
         """Raises what has ended one of our tasks: without it we would be a member that renews or plans nothing more,

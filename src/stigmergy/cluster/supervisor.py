@@ -32,8 +32,9 @@ from stigmergy.base.errors import (
     UnknownKind,
     WrongKey,
 )
+from stigmergy.base.tasks import end_tasks, where
 from stigmergy.cluster.lifecycle import LifecycleSignal, LifecycleState, LifecycleStep, ShardLifecycle
-from stigmergy.cluster.membership import WorkerMembership, end_task
+from stigmergy.cluster.membership import WorkerMembership
 from stigmergy.cluster.owned_shard import OwnedShard, WorkerContext, key_of
 from stigmergy.cluster.records import NOBODY
 from stigmergy.cluster.standby import ClaimedShard, Standby
@@ -167,7 +168,7 @@ class ShardSupervisor:
 
     def start(self) -> None:
         """Begins to look."""
-        self.life = asyncio.ensure_future(self._live())
+        self.life = asyncio.get_running_loop().create_task(self._live(), name=f"life of shard {self.shard}")
 
     def wake(self) -> None:
         """Something has changed."""
@@ -177,10 +178,15 @@ class ShardSupervisor:
         """Ends whatever is left, as it is: for a worker that has lost its lease, or ends."""
         if self._owned is not None:
             self._owned.host.retire(NotOwned("the shard is another worker's; ask again"))
-        await end_task(self.life)
+        await end_tasks(self.life)
         await self._abandon()
         await self._forget()
         self._lifecycle = ShardLifecycle(self.shard)
+
+    def unended(self) -> list[str]:
+        """Where each task that keeps `end` from returning is now."""
+        tasks = (self.life, self._abandoning, self._following)
+        return [where(task) for task in tasks if task is not None and not task.done()]
 
     # ------------------------------------------------------------------ looking
 
@@ -427,14 +433,15 @@ class ShardSupervisor:
         if owned is not None:
             if owned.live is not None:
                 self._logs.reached(self.shard, owned.host.durable_position(self.shard))
-            self._abandoning = asyncio.ensure_future(owned.abandon())
+            loop, name = asyncio.get_running_loop(), f"abandonment of shard {self.shard}"
+            self._abandoning = loop.create_task(owned.abandon(), name=name)
         if self._abandoning is not None:
             await asyncio.shield(self._abandoning)
             self._abandoning = None
 
     async def _stop_following(self) -> None:
         following, self._following = self._following, None
-        await end_task(following)
+        await end_tasks(following)
 
     async def _forget(self) -> None:
         await self._stop_following()

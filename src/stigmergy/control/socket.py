@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stigmergy.base.errors import ConfigError, JournalLocked, NotRunning, Overloaded, StigmergyError, TooLarge
+from stigmergy.base.tasks import end_tasks
 from stigmergy.control.protocol import (
     REQUEST_BYTES_MAX,
     REQUEST_S_MAX,
@@ -93,9 +94,7 @@ class ControlServer:
                 connection.cancel()
         if connections:
             await asyncio.wait(connections, timeout=CLOSING_S_MAX)
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        await end_tasks(*connections)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

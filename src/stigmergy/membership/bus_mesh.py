@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any
 
 from stigmergy.base.errors import Bug, ConfigError, LinkDown, Malformed
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.topics import Topics, escape, unescape
 from stigmergy.membership.mesh import Hear, MeshCounters, check_datagram, is_node_name
@@ -87,10 +88,7 @@ class BusMesh:
         self._hear = None
         self.counters.dropped_count += len(self._waiting)
         self._waiting.clear()
-        flights = list(self._flights.values())
-        for flight in flights:
-            flight.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        await end_tasks(*self._flights.values())
         self._flights.clear()  # a task that was cancelled before it began has not removed itself
 
     def _launch(self, to: str, body: bytes) -> None:

@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, ConfigError, Malformed
+from stigmergy.base.tasks import end_tasks
 from stigmergy.membership.mesh import (
     BYTES_MIN,
     CONTACT_BYTES_MAX,
@@ -332,10 +333,7 @@ class UdpMesh:
         self._was_opened = True
         self._hear = None
         resolving, self._resolving = self._resolving, None
-        if resolving is not None:
-            resolving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await resolving
+        await end_tasks(resolving)
         opened, self._socket = self._socket, None
         if opened is not None:
             loop = asyncio.get_running_loop()

@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 
 from stigmergy.agents.codec import UNDECODABLE, printable
 from stigmergy.base.errors import LinkDown, Malformed, StigmergyError, TooLarge
+from stigmergy.base.tasks import end_tasks
 from stigmergy.nats.errors import NoResponders
 from stigmergy.nats.link import NO_RESPONDERS, NatsLink
 
@@ -357,15 +358,11 @@ class Channels:
         channels, serving = list(self._channels.values()), list(self._serving)
         for channel in channels:
             channel.close()
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await end_tasks(*serving)
         await asyncio.gather(*self._sending, return_exceptions=True)
         for unsubscribe in unsubscribes[:1]:
             await unsubscribe()
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+        await end_tasks(self._beating)
 
     # ------------------------------------------------------------------ calls to us
 

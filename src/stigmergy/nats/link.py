@@ -24,6 +24,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError, TooLarge
+from stigmergy.base.tasks import end_tasks
 from stigmergy.nats.address import NatsAddress
 from stigmergy.nats.client import CONNECTING_FAILS, NatsConnection, end_quietly, explain, is_cancelled, tls_context
 from stigmergy.nats.errors import Ack as Ack  # noqa: PLC0414 - other modules import it from here
@@ -132,10 +133,8 @@ class NatsLink:
         self._is_closing = True
         self._lost("the connection was closed")
         self._ended.set()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await end_tasks(self._task)
+        self._task = None
 
     @property
     def is_up(self) -> bool:

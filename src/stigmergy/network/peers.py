@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 from stigmergy.agents.codec import printable
 from stigmergy.agents.effects import shard_sink
 from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, NotRunning, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.network.tell_sender import (
     Hello,
@@ -82,9 +83,7 @@ class TellReceiver:
             self._host.fail(Bug(f"taking from process {self._from} failed: {type(error).__name__}: {error}"))
         finally:
             self._is_over = True
-            if answering is not None:
-                answering.cancel()
-                await asyncio.gather(answering, return_exceptions=True)
+            await end_tasks(answering)
             self._channel.close()
 
     async def _meet(self) -> None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from stigmergy.agents.codec import UNDECODABLE, printable
 from stigmergy.agents.effects import shard_sink
 from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, StaleEpoch, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.node.host import Host
 from stigmergy.node.tells import told_items
@@ -187,9 +188,7 @@ class TellSender:
     async def stop(self) -> None:
         """Sends nothing more. What is not confirmed is released again by the next start."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         self.is_up = False
 
     # ------------------------------------------------------------------ the connection
@@ -250,8 +249,7 @@ class TellSender:
             if self._broken is None:
                 raise
         finally:
-            hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            await end_tasks(hearing)
         raise self._broken
 
     async def _woken_in_time(self) -> bool:

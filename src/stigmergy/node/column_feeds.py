@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct, structs
 
 from stigmergy.base.errors import NotRunning, Overloaded, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.node.host import Host
 from stigmergy.ring.port import RingConsumer, RingMessage
 from stigmergy.shard.batches import is_batch
@@ -188,9 +189,7 @@ class RingReaders:
 
     async def stop(self) -> None:
         """Takes nothing more. What was taken is finished by the node."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     def close(self) -> None:
         """Leaves the rings."""

@@ -250,7 +250,8 @@ class BusContract:
         under_way = [asyncio.ensure_future(sender.publish(BusMessage("a", b"%d" % n))) for n in range(1, 51)]
         await asyncio.sleep(0)
         await scene.cut("sender")
-        outcomes = await asyncio.wait_for(asyncio.gather(*under_way, return_exceptions=True), WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            outcomes = await asyncio.gather(*under_way, return_exceptions=True)
         assert all(outcome is None or isinstance(outcome, LinkDown) for outcome in outcomes)
         await scene.restore("sender")
         await publish_surely(sender, "a", range(outcomes.count(None) + 1, 51))
@@ -285,7 +286,8 @@ class BusContract:
     async def test_subscription_made_while_down_holds(self, scene: Scene) -> None:
         await scene.cut("receiver")
         sender, receiver, heard = await scene.bus("sender"), await scene.bus("receiver", up=False), Heard()
-        await asyncio.wait_for(receiver.subscribe("a", heard), AT_ONCE_S)
+        async with asyncio.timeout(AT_ONCE_S):
+            await receiver.subscribe("a", heard)
         await scene.restore("receiver")
         await wait_until(lambda: receiver.is_up)
         await wait_until_heard(sender, "a", heard)
@@ -300,7 +302,8 @@ class BusContract:
             await wait_until(lambda: len(marking.taken) >= min(200, count + 10))  # noqa: B023 - waited for at once
             await scene.cut(client_id)
             await scene.restore(client_id)
-        await asyncio.wait_for(publishing, WAIT_S)
+        async with asyncio.timeout(WAIT_S):
+            await publishing
         await wait_until(lambda: len(marking.taken) >= 200)
         assert marking.taken == [*range(1, 201)]
 

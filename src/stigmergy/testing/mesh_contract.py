@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import pytest
 
 from stigmergy.base.errors import Bug, Malformed, TooLarge
+from stigmergy.base.tasks import end_tasks
 from stigmergy.membership.mesh import BYTES_MIN, CONTACT_BYTES_MAX, Mesh
 from stigmergy.testing.bus_rig import wait_until
 
@@ -116,8 +117,7 @@ async def send_until(mesh: Mesh, to: str, body: bytes, arrived: Callable[[], boo
     try:
         await wait_until(arrived)
     finally:
-        repeating.cancel()
-        await asyncio.gather(repeating, return_exceptions=True)
+        await end_tasks(repeating)
 
 
 class MeshContract:

@@ -18,6 +18,7 @@ from types import TracebackType
 
 from msgspec import Struct
 
+from stigmergy.base.tasks import end_tasks
 from stigmergy.devices.mavlink.messages import (
     ACTIVE,
     ARMED_FLAG,
@@ -116,8 +117,7 @@ class SimulatedVehicle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._flying is not None:
-            self._flying.cancel()
-            await asyncio.gather(self._flying, return_exceptions=True)
+            await end_tasks(self._flying)
         if self._transport is not None:
             self._transport.close()
             await asyncio.sleep(0)

@@ -17,6 +17,7 @@ from stigmergy.agents.codec import describe
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.audit.directories import live_readings
 from stigmergy.base.errors import DataLost, LinkDown, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.node.host import Host
 from stigmergy.node.settings import UplinkSettings
@@ -105,9 +106,7 @@ class Uplink:
     async def stop(self) -> None:
         """Sends nothing more. The next run sends what is not confirmed."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
     # ------------------------------------------------------------------ status
 

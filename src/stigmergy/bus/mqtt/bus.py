@@ -9,12 +9,12 @@ the broker repeats it, the waiting one takes over the new packet id.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import math
 
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, LinkDown, Malformed, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.inbox import Arrival, Receipts, Reception
 from stigmergy.bus.mqtt.link import MqttLink
 from stigmergy.bus.mqtt.options import MqttOptions, parse_url, tls_context
@@ -131,10 +131,7 @@ class MqttBus:
             return
         self._is_closed = True
         await self._reception.close(CLOSE_S_MAX)
-        if self._keeping is not None:
-            self._keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeping
+        await end_tasks(self._keeping)
         link = self._link
         if link is not None:
             await link.disconnect()

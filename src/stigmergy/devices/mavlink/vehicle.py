@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from msgspec import Struct, structs
 
 from stigmergy.base.errors import ConfigError, DeviceRefused, LinkDown, Overloaded
+from stigmergy.base.tasks import end_tasks
 from stigmergy.devices.mavlink.messages import (
     ACTIVE,
     ARMED_FLAG,
@@ -439,9 +440,7 @@ class Vehicle:
 
     async def close(self) -> None:
         """Closes the link."""
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+        await end_tasks(self._beating)
         await self._link.close()
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import Bug, ConfigError, LinkDown, Malformed, NotOwned, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.inbox import UNHEARD_S_MAX, Receipts, Reception
 from stigmergy.bus.port import (
     BusMessage,
@@ -182,9 +183,7 @@ class NatsBus:
         self._is_closed = True
         await self._reception.close(CLOSE_S_MAX)
         await self._listening.stop()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
         for unlisten in self._unlisten:
             unlisten()
         with contextlib.suppress(LinkDown, TimeoutError):

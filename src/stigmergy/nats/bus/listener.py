@@ -12,6 +12,7 @@ from msgspec import structs
 from nats.aio.msg import Msg
 
 from stigmergy.base.errors import StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.inbox import Arrival, Reception
 from stigmergy.bus.port import PAYLOAD_BYTES_MAX
 from stigmergy.nats.bus.options import BusOptions
@@ -176,10 +177,7 @@ class BusSessions:
         for end in self._datagrams.values():
             await end()
         self._datagrams.clear()
-        telling = list(self._telling)
-        for task in telling:
-            task.cancel()
-        await asyncio.gather(*telling, return_exceptions=True)
+        await end_tasks(*self._telling)
 
     async def close(self) -> None:
         """Acknowledges handled messages and ends the sessions."""

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.nats.bus.options import BusOptions
 from stigmergy.nats.bus.outlet import MSG_ID, Outlet
 from stigmergy.nats.bus.streams import MIB, SECOND_NS
@@ -184,10 +185,7 @@ class Mover:
 
     async def close(self) -> None:
         """Stops; the next owner moves the rest."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values())
 
     async def _work(self, target: str, queue: deque[_Misplaced]) -> None:
         try:

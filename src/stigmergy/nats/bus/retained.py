@@ -12,6 +12,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from stigmergy.base.errors import LinkDown, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.port import BusMessage
 from stigmergy.nats.bus.options import BusOptions
 from stigmergy.nats.bus.outlet import MSG_ID, Outlet
@@ -89,7 +90,8 @@ async def _read(link: NatsLink, stream: str, filters: Sequence[str], inbox: str)
             await link.tell(pull, asked, inbox)
             while len(found) < wanted and not over:
                 came.clear()
-                await asyncio.wait_for(came.wait(), READ_S)
+                async with asyncio.timeout(READ_S):
+                    await came.wait()
     except TimeoutError:
         raise Unanswered(f"{stream}: retained messages could not be read in {READ_S:g} s; trying again") from None
     finally:
@@ -154,9 +156,7 @@ class Will:
     async def pause(self) -> None:
         """Stops postponing."""
         renewing, self._renewing = self._renewing, None
-        if renewing is not None:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
+        await end_tasks(renewing)
 
     async def cancel(self) -> None:
         """Removes the will, for an orderly exit. Raises LinkDown if the server does not answer."""

@@ -17,6 +17,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.inbox import Arrival, Reception
 from stigmergy.bus.port import PAYLOAD_BYTES_MAX
 from stigmergy.nats.bus.subjects import covers, message_of, prune
@@ -157,9 +158,7 @@ class Session:
     async def pause(self) -> None:
         """Requests nothing more."""
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+        await end_tasks(writing)
         end, self._end_inbox = self._end_inbox, None
         if end is not None:
             await end()
@@ -313,7 +312,8 @@ class Session:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await self._wake.wait()
                 await asyncio.sleep(GATHER_S)
                 self._wake.clear()
                 await self._send_acks()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from msgspec import Struct, structs
 
 from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.nats import naming
 from stigmergy.nats.address import NatsAddress
 from stigmergy.nats.errors import JetStreamRefused, NoResponders, Unanswered
@@ -184,9 +185,7 @@ class Crossing:
     async def stop(self) -> None:
         """Stops, without calling `heard`."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         if self._above is not None:
             await self._above.close()
 

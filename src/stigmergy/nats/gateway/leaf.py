@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.base.errors import ConfigError, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.nats.gateway.hub import split_hub
 from stigmergy.nats.gateway.subjects import check_site, kept_subjects
 from stigmergy.nats.servers.configuration import ServerPlan, ServerTlsFiles
@@ -137,9 +138,7 @@ class Leaf:
     async def stop(self) -> None:
         """Stops the server, and unlocks the folder."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         if self._server is not None:
             await asyncio.to_thread(self._server.stop)
         if self._lock >= 0:

@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 
 from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import ConfigError, LinkDown, Malformed, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.inbox import Arrival, Reception
 from stigmergy.bus.port import BusMessage, Handler, LinkHeard, check_message, check_pattern
 from stigmergy.nats import naming
@@ -117,9 +118,7 @@ class SitesBus:
     async def close(self) -> None:
         """Ends the connection; unacknowledged messages stay at the hub."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         await self._reception.close(CLOSE_S)
         if self._acks:
             await asyncio.wait(list(self._acks), timeout=CLOSE_S)
@@ -145,7 +144,8 @@ class SitesBus:
                 self._trouble = LinkDown(f"{type(error).__name__}: {error}; trying again")
             self._woken.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), LOOK_S)
+                async with asyncio.timeout(LOOK_S):
+                    await self._woken.wait()
 
     async def _find_sites(self) -> None:
         link = self._link

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stigmergy.base.errors import Bug, ConfigError, LedgerError, LedgerForeign, LedgerUnavailable, LinkDown
+from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.claims.port import (
     READ_COUNT_MAX,
@@ -219,9 +220,7 @@ class NatsLedger:
             return
         self._is_closed = True
         self._watching.clear()
-        if self._waking is not None:
-            self._waking.cancel()
-            await asyncio.gather(self._waking, return_exceptions=True)
+        await end_tasks(self._waking)
         if self._reader is not None:
             await self._reader.end()
         if self._link is not None:

@@ -26,6 +26,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from stigmergy.base.errors import LedgerCorrupt, LedgerCut, LedgerError, LedgerForeign, LedgerUnavailable, LinkDown
+from stigmergy.base.tasks import end_tasks
 from stigmergy.claims.port import LedgerEntry
 from stigmergy.nats.errors import NO_MESSAGE, JetStreamRefused
 from stigmergy.nats.ledger.records import (
@@ -196,10 +197,7 @@ class Reader:
 
     async def end(self) -> None:
         """Unsubscribes."""
-        tasks = [task for task in (self._task, self._asking, self._asking_next) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._task, self._asking, self._asking_next)
         if self._unsubscribe is not None:
             await self._unsubscribe()
 

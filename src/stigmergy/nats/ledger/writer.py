@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from stigmergy.base.errors import LedgerError, LedgerUnavailable, LedgerUnknown, LinkDown, TooLarge
+from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
 from stigmergy.nats.errors import JetStreamRefused, NoResponders, Unanswered
 from stigmergy.nats.ledger.reader import Reader
@@ -228,9 +229,7 @@ class LedgerWriter:
                 return None
             return sending.result()
         finally:
-            for task in (sending, news):
-                task.cancel()
-            await asyncio.gather(sending, news, return_exceptions=True)
+            await end_tasks(sending, news)
 
     async def _why_no_majority(self) -> str:
         """Why no majority would store a message now; empty if one would, as far as we know."""
