@@ -1,6 +1,7 @@
 """Workers that share a fleet, in virtual time and under load: they come, go, die, sleep and are cut off."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from stigmergy.agents.agent import Agent, react
 from stigmergy.agents.effects import Effects, Publish
 from stigmergy.agents.ordered import Claim, Ordered, ordered
 from stigmergy.agents.shared import Shared, shared
-from stigmergy.base.errors import ConfigError, JournalFull, NotOwned, StoreUnavailable
+from stigmergy.base.errors import Bug, ConfigError, JournalFull, NotOwned, StoreUnavailable
+from stigmergy.base.tasks import end_tasks
 from stigmergy.cluster import membership as coordinating
 from stigmergy.cluster import worker
 from stigmergy.cluster.membership import WorkerMembership
@@ -642,3 +644,56 @@ def test_what_stands_around_a_host_is_ended_to_the_end_when_the_lease_is_lost(mo
         await town.settled()
 
     play(main, load=0)
+
+
+def test_one_whose_shards_do_not_end_after_its_lease_was_lost_stops_and_says_where(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stuck: list[ShardServices] = []
+    kill = ShardServices.kill
+
+    async def hang(services: ShardServices) -> None:
+        if not stuck:
+            stuck.append(services)
+            await asyncio.get_running_loop().create_future()
+        await kill(services)
+
+    async def main(town: Town) -> None:
+        first, _ = await town.start("a", "b")
+        await town.settled()
+        monkeypatch.setattr(ShardServices, "kill", hang)
+        first.cut()
+        assert first.task is not None
+        async with asyncio.timeout(120):
+            with pytest.raises(Bug, match=r"must be started again: .*'abandonment of shard \d' at .* hang"):
+                await first.task
+        del town.people["a"]
+        assert await town.settled() == ["b"] * SHARDS
+
+    play(main, load=2)
+
+
+def test_a_task_that_does_not_end_with_its_shard_stops_the_worker_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = False
+
+    async def refuse() -> None:
+        while not over:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+    async def main(town: Town) -> None:
+        nonlocal over
+        first, _ = await town.start("a", "b")
+        await town.settled()
+        stubborn = asyncio.get_running_loop().create_task(refuse(), name="a session")
+        monkeypatch.setattr(ShardServices, "_close_control_server", lambda _: end_tasks(stubborn))
+        first.cut()
+        assert first.task is not None
+        async with asyncio.timeout(60):
+            with pytest.raises(Bug, match=r"task 'a session' at .*: cancelled 7 times"):
+                await first.task
+        over = True
+        del town.people["a"]
+        assert await town.settled() == ["b"] * SHARDS
+
+    play(main, load=2)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
 from stigmergy.base.clock import Clock, Entropy
-from stigmergy.base.errors import NotOwned, NotRunning, StigmergyError
+from stigmergy.base.errors import Bug, NotOwned, NotRunning, StigmergyError
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import WorkerRecord
@@ -107,21 +107,33 @@ class ShardServices:
         self._started.clear()
 
     async def kill(self) -> None:
-        """Ends all of it as it is, without a word to anybody."""
-        await self._close_control_server()
+        """Ends all of it as it is, without a word to anybody. Raises Bug if a part does not end, after all others."""
+        ends: list[Callable[[], Awaitable[None]]] = [self._close_control_server]
         for part in _in_order(self._started, (Devices, Replication, BusLink, PeerProcesses)):
-            with contextlib.suppress(StigmergyError):
-                await (part.stop() if isinstance(part, PeerProcesses) else part.kill())
-        self._started.clear()
+            ends.append(part.stop if isinstance(part, PeerProcesses) else part.kill)
         if self._bus is not None:
-            with contextlib.suppress(StigmergyError):
-                await self._bus.close()
+            ends.append(self._bus.close)
+        stuck: Bug | None = None
+        for end in ends:
+            try:
+                await end()
+            except Bug as error:
+                stuck = stuck or error
+            except StigmergyError:
+                continue
+        self._started.clear()
+        if stuck is not None:
+            raise stuck
 
     async def _close_control_server(self) -> None:
         control_server, self._control_server = self._control_server, None
         if control_server is not None:
-            with contextlib.suppress(StigmergyError):
+            try:
                 await control_server.close()
+            except Bug:
+                raise
+            except StigmergyError:
+                pass  # nobody is told
 
 
 ShardService = PeerProcesses | Devices | BusLink | Replication
@@ -219,13 +231,15 @@ class OwnedShard:
         return None if isinstance(self.host.failure, NotRunning) else self.host.failure
 
     async def abandon(self) -> None:
-        """Ends as it is: nothing more is written, and the world hears nothing."""
+        """Ends as it is: nothing more is written, and the world hears nothing. Raises Bug if something does not end."""
         self.host.retire(NotOwned("the shard is another worker's; ask again"))
-        await self.services.kill()
-        await self.host.kill()
-        with contextlib.suppress(StigmergyError, TimeoutError):
-            async with asyncio.timeout(self._context.settings.drain_s):
-                await self._claimed.journal.close()
+        try:
+            await self.services.kill()
+        finally:
+            await self.host.kill()
+            with contextlib.suppress(StigmergyError, TimeoutError):
+                async with asyncio.timeout(self._context.settings.drain_s):
+                    await self._claimed.journal.close()
 
     def enrol(self, members: Sequence[WorkerRecord]) -> None:
         """Lets the keys of members that we trust sign this log, so that each of them may own it next."""

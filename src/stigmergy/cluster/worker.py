@@ -16,7 +16,8 @@ from typing import Any
 from msgspec import structs
 
 from stigmergy.agents.assignment import Assignment, shown
-from stigmergy.base.errors import ConfigError, NotOwned, StoreError, StoreUnavailable, StoreUnknown
+from stigmergy.base.errors import Bug, ConfigError, NotOwned, StoreError, StoreUnavailable, StoreUnknown
+from stigmergy.base.tasks import where
 from stigmergy.cluster.lifecycle import LifecycleState
 from stigmergy.cluster.membership import WorkerMembership
 from stigmergy.cluster.owned_shard import WorkerContext
@@ -37,6 +38,10 @@ JOIN_PAUSE_S = 0.5
 """Before it is tried again to join anew."""
 LEAVE_S_MAX = 30.0
 """Shards that nobody is ready for so long after we were told to stop are let go all the same."""
+END_S_MAX = 20.0
+ENDS_DRAINED = 4
+"""So long all shards may take to end, and so many times `drain_s` beside: devices, actuators, columns and the log may
+each take that. Then the worker stops with an error."""
 PASSING = (StoreUnavailable, StoreUnknown)
 """What a store without a majority raises."""
 LOOK_S = 0.05
@@ -236,8 +241,11 @@ class Worker:
 
     async def _end(self, membership: WorkerMembership) -> None:
         self.membership = None
-        for supervisor in self.supervisors.values():
-            await supervisor.end()
+        try:
+            await self._end_supervisors()
+        except BaseException:
+            await membership.abandon()
+            raise
         self.supervisors.clear()
         if membership.lost.is_set():
             await membership.abandon()
@@ -245,6 +253,29 @@ class Worker:
         else:
             await membership.leave()
             self._tell("left", {"worker": membership.me})
+
+    async def _end_supervisors(self) -> None:
+        """Ends all shards side by side. Raises Bug if that takes too long: this process can work no more, and whoever
+        started it is to start it again. Nothing is lost by that: a worker that ends shards like this writes nothing."""
+        loop = asyncio.get_running_loop()
+        ends = [
+            loop.create_task(supervisor.end(), name=f"end of shard {shard}")
+            for shard, supervisor in self.supervisors.items()
+        ]
+        ending = asyncio.gather(*ends, return_exceptions=True)
+        # Counted and not timed: a process that was stopped for a while must not think that its shards hang.
+        for _ in range(int(END_S_MAX + ENDS_DRAINED * self._context.settings.drain_s)):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await asyncio.shield(ending)
+            if ending.done():
+                for error in ending.result():
+                    if error is not None:
+                        raise error
+                return
+        unended = [where(end) for end in ends if not end.done()]
+        unended += [one for supervisor in self.supervisors.values() for one in supervisor.unended()]
+        raise Bug(f"this worker's shards do not end; it stops, and must be started again: {'; '.join(unended)}")
 
     def _heard(self) -> None:
         for supervisor in self.supervisors.values():
