@@ -5,6 +5,7 @@ import contextlib
 import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from stigmergy.cli import children as servers
+from stigmergy.cli import up
 from stigmergy.cli.children import (
     PAUSE_S_MAX,
     RESTARTS_MAX,
@@ -21,6 +23,7 @@ from stigmergy.cli.children import (
     Restarts,
     ServerWatch,
 )
+from stigmergy.cli.up import _Cluster
 from stigmergy.nats.servers import ServerPlan, last_error_in, needs_restart
 
 OFF = "JetStream not enabled (10076)"
@@ -190,3 +193,33 @@ class TestRestarts:
             pause_s = restarts.died(number * RESTARTS_WITHIN_S / 2)
             assert pause_s is not None
             assert pause_s <= PAUSE_S_MAX
+
+
+async def test_processes_that_do_not_end_at_sigterm_are_killed_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hung workers took twice the time that the manual gives all of them together."""
+    heard = asyncio.Semaphore(0)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(99)"
+
+    def child(name: str) -> Child:
+        def tell(_: Child, event: str, _fields: dict[str, Any]) -> None:
+            if event == "said":
+                heard.release()
+
+        return Child(name, "worker", [sys.executable, "-c", deaf], tmp_path / f"{name}.log", tell, speaks=True)
+
+    children = [child(f"worker-{number}") for number in range(3)]
+    for one in children:
+        one.begin()
+    async with asyncio.timeout(WAIT_S):
+        for _ in children:
+            await heard.acquire()
+    cluster = object.__new__(_Cluster)
+    cluster._stopping = asyncio.Event()
+    cluster._workers, cluster._gateways, cluster._servers, cluster._watching = children, [], [], []
+    monkeypatch.setattr(up, "WORKERS_END_S_MAX", 2.0)
+    begun_s = time.monotonic()
+    await cluster._end()
+    assert time.monotonic() - begun_s < 2 * 2.0
+    assert [one.pid for one in children] == [0, 0, 0]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stigmergy.app.fleet import Fleet, load_signer
 from stigmergy.app.ledgers import admit_writers
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.cli.children import FAILED, UP, Child, ServerWatch, how_it_ended
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.frames import Line, draw_standing, duration, fit
@@ -156,8 +157,7 @@ class _Cluster:
             self._failure = self._failure or error
         finally:
             await self._end()
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
+            await end_tasks(showing)
         if self._failure is not None:
             raise self._failure
         self._output.document({"event": "stopped", "reason": self._reason, "folder": str(self._folder.path)})
@@ -262,18 +262,15 @@ class _Cluster:
         return up == len(self._servers) or (up > len(self._servers) // 2 and up + stuck == len(self._servers))
 
     async def _end(self) -> None:
-        """Workers and gateways first: they hand over and write; then the servers."""
+        """Workers and gateways first: they hand over and write; then the servers. Side by side: one that hangs takes no
+        time from the others, and the limits hold for all together."""
         self._stopping.set()
-        for child in (*self._workers, *self._gateways):
-            child.stop()
-        for child in (*self._workers, *self._gateways):
-            await child.wait_end(WORKERS_END_S_MAX)
-        for task in self._watching:
-            task.cancel()
-        for server in self._servers:
-            server.stop()
-        for server in self._servers:
-            await server.wait_end(SERVERS_END_S_MAX)
+        ended = await _end_all([*self._workers, *self._gateways], WORKERS_END_S_MAX)
+        await end_tasks(*self._watching)
+        ended += await _end_all(self._servers, SERVERS_END_S_MAX)
+        for error in ended:
+            if error is not None:
+                raise error
 
     def _signalled(self, number: signal.Signals) -> None:
         """The first one ends in order, another one at once."""
@@ -399,8 +396,7 @@ class _Cluster:
                     self._draw()
                     await asyncio.sleep(SHOW_EVERY_S)
             finally:
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
+                await end_tasks(looking)
                 self._live.update("", refresh=True)
                 self._live = None
 
@@ -444,3 +440,10 @@ class _Cluster:
         while True:
             self._standing, self._trouble = await look(link), ""
             await asyncio.sleep(SHOW_EVERY_S)
+
+
+async def _end_all(children: list[Child], within_s: float) -> list[BaseException | None]:
+    """Ends processes in order, the hard way if that takes too long; what went wrong with each."""
+    for child in children:
+        child.stop()
+    return await asyncio.gather(*(child.wait_end(within_s) for child in children), return_exceptions=True)
