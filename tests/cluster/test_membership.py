@@ -23,6 +23,7 @@ from stigmergy.cluster.records import (
     worker_key,
     write_record,
 )
+from stigmergy.node.settings import Settings
 from stigmergy.sim.loop import ACTOR, SimClock
 from stigmergy.sim.run import Run
 from stigmergy.store.memory import MemoryStore, MemoryStoreServer
@@ -46,11 +47,12 @@ class Somebody:
         self.keys: KeyValue | None = None
         self.me = WorkerRecord(name, host=f"host of {name}", kinds=(KindFold("Drone", 1, "aa"),))
         self.shape = SHAPE
+        self.lease_s = LEASE_S
         self.membership: WorkerMembership | None = None
 
     async def join(self, *, other_folds: bool = False) -> WorkerMembership:
         self.keys = await self.store.key_value("town")
-        self.membership = WorkerMembership(self.keys, self.clock, self.shape, self.me)
+        self.membership = WorkerMembership(self.keys, self.clock, self.shape, self.me, lease_s=self.lease_s)
         await self.membership.join(other_folds=other_folds)
         return self.membership
 
@@ -70,9 +72,10 @@ class Town:
         person = self.people[name] = Somebody(self, name)
         return person
 
-    async def joined(self, name: str) -> Somebody:
+    async def joined(self, name: str, lease_s: int = LEASE_S) -> Somebody:
         """One whose tasks belong to an actor of its name, so that it can be held up alone."""
         person = self.somebody(name)
+        person.lease_s = lease_s
         context = copy_context()
         context.run(ACTOR.set, name)
         await asyncio.get_running_loop().create_task(person.join(), context=context)
@@ -216,6 +219,37 @@ def test_a_short_cut_costs_nothing() -> None:
         assert people[1].owners == plan
 
     play(main)
+
+
+def test_one_with_a_longer_lease_survives_a_longer_cut_and_is_missed_after_it() -> None:
+    """Also beside one with the usual lease, which must not count it out before."""
+
+    async def main(town: Town) -> None:
+        near, slow = await town.joined("a"), await town.joined("b", lease_s=10)
+        await asyncio.sleep(SEEN_S)
+        assert near.membership is not None
+        assert slow.membership is not None
+        plan = near.owners
+        slow.store.line.cut_off = True
+        for _ in range(80):
+            await asyncio.sleep(0.1)
+            assert near.membership.register.member("b") is not None
+        slow.store.line.cut_off = False
+        await asyncio.sleep(SEEN_S)
+        assert slow.membership.is_held
+        assert near.owners == plan
+        slow.store.line.cut_off = True
+        await asyncio.sleep(11)
+        assert slow.membership.why == "our lease could not be renewed for 10 s"
+        assert loads(near.owners) == {"a": SHARDS}
+
+    play(main)
+
+
+@pytest.mark.parametrize("lease_s", [0, 1, 61, 2.5])
+def test_a_lease_that_is_too_short_or_too_long_is_refused(lease_s: int) -> None:
+    with pytest.raises(ConfigError, match="2 to 60 whole seconds"):
+        Settings(lease_s=lease_s)
 
 
 def test_a_plan_of_an_earlier_turn_does_not_count() -> None:

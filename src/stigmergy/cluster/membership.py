@@ -52,8 +52,10 @@ from stigmergy.store.port import NS, Entry, KeyValue, Lease
 # takes it and plans at once: a plan of a later turn replaces that of an earlier one.
 
 LEASE_S = 2
+"""How long a lease lasts, unless the worker's settings say otherwise. Each worker has its own: the servers end it, and
+others look there."""
 RENEW_S = 0.5
-"""A lease lasts so long, and is renewed so often: three renewals may be lost."""
+"""A lease is renewed so often: of one of 2 s, three renewals may be lost."""
 RETRY_S = 0.1
 """After a renewal that did not come through."""
 SETTLE_S = 0.3
@@ -67,8 +69,11 @@ TROUBLE = (StoreError, ConfigError, LinkDown)
 class PlanCoordinator:
     """One worker's part in it. `run` it as long as the worker is a member."""
 
-    def __init__(self, keys: KeyValue, clock: Clock, register: Register, me: str, shards: int) -> None:
+    def __init__(
+        self, keys: KeyValue, clock: Clock, register: Register, me: str, shards: int, lease_s: int = LEASE_S
+    ) -> None:
         self._keys = keys
+        self._lease_s = lease_s
         self._clock = clock
         self._register = register
         self._me = me
@@ -120,7 +125,7 @@ class PlanCoordinator:
         if not self.is_ours:
             self._turn = None
             if self._register.mirror.get(COORDINATOR) is None:
-                self._turn = await self._keys.acquire(COORDINATOR, write_record(Coordinator(self._me)), LEASE_S)
+                self._turn = await self._keys.acquire(COORDINATOR, write_record(Coordinator(self._me)), self._lease_s)
                 self._renewed_ns = now_ns
                 self._term = 0 if self._turn is None else self._turn.revision
         if self.is_ours and not self._settles(now_ns):
@@ -206,14 +211,17 @@ class WorkerMembership:
         shape: FleetShape,
         me: WorkerRecord,
         heard: Callable[[], None] = lambda: None,
+        *,
+        lease_s: int = LEASE_S,
     ) -> None:
         self._keys = keys
+        self._lease_s = lease_s
         self._clock = clock
         self._shape = shape
         self._me = me
         self._heard = heard
         self.register = Register(keys, clock, self._hear)
-        self.coordinating = PlanCoordinator(keys, clock, self.register, me.id, shape.shards)
+        self.coordinating = PlanCoordinator(keys, clock, self.register, me.id, shape.shards, lease_s)
         self._lease: Lease | None = None
         self._urgent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -244,7 +252,7 @@ class WorkerMembership:
             self._me = complete(self._me)
             if known is None:
                 await self._agree_shape()
-            self._lease = await self._keys.acquire(worker_key(self.me), self._described(), LEASE_S)
+            self._lease = await self._keys.acquire(worker_key(self.me), self._described(), self._lease_s)
             if self._lease is None:
                 raise Bug(f"the id {self.me} is taken; ids are drawn at random")
         except BaseException:
@@ -406,7 +414,7 @@ class WorkerMembership:
         while True:
             left_ns = lease.ends_ns - self._clock.monotonic_ns()
             if left_ns <= 0:
-                self._lose(f"our lease could not be renewed for {LEASE_S} s")
+                self._lose(f"our lease could not be renewed for {self._lease_s} s")
                 return
             await asyncio.sleep(left_ns / NS)
 

@@ -142,7 +142,10 @@ class Worker:
         try:
             if self.memberships and self._reopen is not None:
                 self._keys = await self._reopen()
-            membership = WorkerMembership(self._keys, self._context.clock, self._shape, me, self._heard)
+            lease_s = self._context.settings.lease_s
+            membership = WorkerMembership(
+                self._keys, self._context.clock, self._shape, me, self._heard, lease_s=lease_s
+            )
             await membership.join(other_folds=self._upgrade, complete=self._with_key)
         except (StoreError, ConfigError) as error:
             # A worker that was compatible once is not refused because of a later one, or of a corrected clock.

@@ -15,6 +15,8 @@ from stigmergy.shard.state import Limits
 KIB = 1024
 MIB = 1024 * KIB
 YEAR_S = 366 * 86_400
+LEASE_S_MIN = 2
+LEASE_S_MAX = 60
 BATCH_BYTES_LIMIT = 512 * KIB
 """What a batch of an uplink may be set to at most: with the largest event it still fits into a message of a bus."""
 
@@ -187,6 +189,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """A write that takes longer counts as a failed disk: safe actions go out, and the node stops."""
     drain_s: float = 10.0
     """How long a stop waits for effects that are under way."""
+    lease_s: int = 2
+    """How long the lease of a worker lasts without a renewal; then its shards go to others."""
     snapshots: Snapshots = Snapshots()
     retention: Retention = Retention()
     limits: Limits = Limits()
@@ -204,5 +208,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError(f"settings: {name} = {value!r}; give more than 0 seconds")
+        lease_s: object = self.lease_s
+        if not isinstance(lease_s, int) or not LEASE_S_MIN <= lease_s <= LEASE_S_MAX:
+            raise ConfigError(
+                f"settings: lease_s = {lease_s!r}; give {LEASE_S_MIN} to {LEASE_S_MAX} whole seconds: with less, a "
+                "short delay costs a worker its shards, with more, shards of a dead worker wait that long"
+            )
         if self.snapshots.every_events < 1 or self.snapshots.every_s <= 0 or self.effect_tries < 1:
             raise ConfigError("settings: snapshots.every_events, snapshots.every_s and effect_tries must be above 0")
