@@ -43,7 +43,7 @@ def test_who_holds_is_named_by_every_node(monkeypatch: pytest.MonkeyPatch) -> No
         grants = [other.claims.folded.resource(f"cell {number}").grant for number in range(3)]
         named = [other.claims.name_of(grant.claimant) for grant in grants if grant is not None]
         key = one.signer.public_key
-        assert named == [None, (key, "Drone/1 cell"), (key, "Drone/2 cell")]
+        assert named == [None, (key, "Drone/1 cell", 1), (key, "Drone/2 cell", 1)]
 
     monkeypatch.setattr(following, "NAMES_COUNT_MAX", 2)
     simulate(main)

@@ -60,7 +60,7 @@ def test_what_is_written_is_read(move: Move) -> None:
 
 def test_whom_an_entry_names() -> None:
     node = Node("north")
-    named = (node.claimant("Drone/1 cell"), b"north", "Drone/1 cell")
+    named = (node.claimant("Drone/1 cell"), (b"north", "Drone/1 cell", node.body(Ask(CELL, 1_000)).incarnation))
     assert claimant_of(node.record(Ask(CELL, 1_000), "Drone/1 cell")) == named
 
 

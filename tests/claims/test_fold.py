@@ -7,7 +7,8 @@ import pytest
 from stigmergy.agents.codec import encode
 from stigmergy.base.errors import Malformed
 from stigmergy.claims import rules as folding
-from stigmergy.claims.entries import Ask, Expire, Release, Renew, Withdraw, WriterList
+from stigmergy.claims.entries import Ask, Expire, Move, Release, Renew, Withdraw, WriterList
+from stigmergy.claims.observer import LeaseObserver
 from stigmergy.claims.rules import (
     ClaimsCheckpoint,
     Fate,
@@ -123,3 +124,19 @@ def test_milestones_are_counted_in_entries(monkeypatch: pytest.MonkeyPatch) -> N
     assert not is_milestone(Claims())
     found = [number for number in range(1, 10) if is_milestone(fold_all([b"anything"] * number))]
     assert found == [3, 6, 9]
+
+
+def test_since_when_a_claimant_waits_is_known_from_its_first_request() -> None:
+    """A queue has no times. One that asks again keeps its place, and so its time; one that left and came back does
+    not."""
+    holder, waiter, watching = Node("north"), Node("south"), LeaseObserver(b"w", lambda _: True)
+    asked = Ask(CELL, 1_000, waits=True)
+    claims = fold(Claims(), 1, holder.record(Ask(CELL, 1_000)), LEDGER, verify).claims
+    known: list[tuple[int, int]] = []
+    moves: list[Move] = [asked, asked, Withdraw(CELL), asked]
+    for position, move in enumerate(moves, start=2):
+        step = fold(claims, position, waiter.record(move), LEDGER, verify)
+        watching.heard([step], claims, now_ns=10 * position)
+        claims = step.claims
+        known.append(watching.queued[waiter.claimant()])
+    assert known == [(2, 20), (2, 20), (2, 20), (5, 50)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from stigmergy.agents.codec import encode
 from stigmergy.agents.messages import Claimed
 from stigmergy.agents.ordered import LEDGER, ClaimAnyAsked, ClaimReleased, Denied, Lost, Released
@@ -45,6 +47,9 @@ def test_each_gets_another_one_and_the_third_waits_for_the_first_that_is_free() 
         assert [(belief.resource, belief.pool, belief.holds) for belief in asking] == [(POOL, DOCKS, False)]
         shown = described_resource(one.claims, "dock-2", one.claims.folded.resource("dock-2"), asking)
         assert [(waiter.agent, waiter.any_of) for waiter in shown.queue] == [("Cart/3", list(DOCKS))]
+        (waiter,) = shown.queue
+        assert (waiter.incarnation, waiter.queued_at) == (1, one.claims.folded.position)
+        assert waiter.waits_s == pytest.approx(0.5, abs=0.5)
         assert [(belief.agent, belief.any_of) for belief in shown.believed] == [("Cart/3", list(DOCKS))]
         release(other, "Cart/2", "dock-2", second.token)
         third = await one.wait_granted()

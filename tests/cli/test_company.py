@@ -227,6 +227,8 @@ def test_claims(town: Town, asked: Asked) -> None:
         assert (one["resource"], one["holder"]["agent"], one["holder"]["claim"]) == ("slot", "Crossing/0", "slot")
         assert (one["token"], one["for_s"], one["offered"]) == (1, 3600.0, None)
         assert [waiter["agent"] for waiter in one["queue"]] == ["Crossing/1"]
+        assert one["since"] < one["queue"][0]["queued_at"] <= one["read_to"]
+        assert one["queue"][0]["waits_s"] > 0
     (believed,) = here["believed"]
     assert (believed["agent"], believed["holds"], believed["token"]) == ("Crossing/0", True, 1)
     assert believed["asking"] is False
@@ -239,6 +241,7 @@ def test_claims(town: Town, asked: Asked) -> None:
     assert "Crossing/0 holds it" in shown
     one_of_them = asked("claims", "slot", node=1)
     assert "waits   Crossing/1 slot" in one_of_them
+    assert f"(position {there['queue'][0]['queued_at']}), key {there['queue'][0]['key'][:16]}, journal " in one_of_them
     assert "Crossing/1 asks" in one_of_them
     (free,) = lines(asked("claims", "nothing", "--json"))
     assert (free["holder"], free["token"], free["queue"], free["believed"]) == (None, None, [], [])

@@ -37,6 +37,7 @@ from stigmergy.claims.entries import (
     CLAIMANT_CHARS_MAX,
     Ask,
     AskAny,
+    ClaimantName,
     Move,
     Release,
     Withdraw,
@@ -103,8 +104,8 @@ class LedgerView(Protocol):
         """Whether the ledger answers."""
         ...
 
-    def name_of(self, claimant: bytes) -> tuple[bytes, str] | None:
-        """Key and name of a claimant, if its entry was read."""
+    def name_of(self, claimant: bytes) -> ClaimantName | None:
+        """Who a claimant is, if its entry was read."""
         ...
 
     def over_ns(self, resource: str, began: int) -> int | None:
@@ -407,7 +408,7 @@ class Claimant:
         left_s, standing = min(lefts, key=lambda one: one[0] or math.inf)
         place = min((one.place for one in denied.standings if one.place), default=0)
         named = self._view.name_of(standing.holder)
-        holder = "" if named is None else named[1].rpartition(" ")[0]
+        holder = "" if named is None else named.name.rpartition(" ")[0]
         reason = why_denied(denied.reason, standing, holder, left_s, place, len(denied.standings))
         if not self._view.is_up:
             reason = f"{reason}. {NOT_UP}"

@@ -321,12 +321,21 @@ def _signed(ledger: str, data: bytes, record: ClaimRecord) -> bytes | None:
     return None if root is None else sealed_statement(ledger, record.algorithm, record.key, root)
 
 
-def claimant_of(data: bytes) -> tuple[bytes, bytes, str]:
-    """Claimant, key and name in a trusted entry, for people."""
+class ClaimantName(NamedTuple):
+    """Who a claimant is, for people."""
+
+    key: bytes
+    name: str
+    incarnation: int
+    """Of the journal that its node had when it wrote the entry."""
+
+
+def claimant_of(data: bytes) -> tuple[bytes, ClaimantName]:
+    """The claimant in a trusted entry."""
     record = _record_decoder.decode(data)
     body = _body_decoder.decode(record.body)
     claimant = claimant_id(record.algorithm, record.key, body.incarnation, body.claimant)
-    return claimant, record.key, body.claimant
+    return claimant, ClaimantName(record.key, body.claimant, body.incarnation)
 
 
 def _check(body: ClaimBody) -> None:

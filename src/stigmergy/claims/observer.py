@@ -8,11 +8,13 @@ a little longer; a node that reads the expiry of another node writes nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 
 from stigmergy.claims.entries import Expire
+from stigmergy.claims.rules import Fate, FoldStep
 from stigmergy.claims.state import MILLISECOND_NS, OFFER_MS, Claims, expiry_ns
 
 STAGGER_MS = 250
@@ -22,6 +24,8 @@ RANKED_COUNT_MAX = 64
 """With more writers than this a node's rank is drawn from its name, and not counted."""
 AGAIN_MS = 5_000
 """An expiry that did not get through is written again after this time."""
+QUEUED_COUNT_MAX = 10_000
+"""Claimants of which it is known when they joined a queue. Beyond it the first are dropped."""
 
 
 class LeaseObserver:
@@ -33,6 +37,9 @@ class LeaseObserver:
         self._watched: dict[str, tuple[int, int]] = {}
         """By resource: the beginning of the watched lease or offer, and its latest end."""
         self._due: list[tuple[int, str, int]] = []
+        self.queued: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        """By claimant: the position of the entry with which it joined its queues, and when we read it. For people: a
+        queue has no times. Also of claimants that have left since."""
         self.expired = 0
         """How many expiries this node has written."""
 
@@ -40,6 +47,16 @@ class LeaseObserver:
     def next_ns(self) -> int | None:
         """When something is due."""
         return self._due[0][0] if self._due else None
+
+    def heard(self, steps: Sequence[FoldStep], before: Claims, now_ns: int) -> None:
+        """Entries were read, after this state: notes who has joined a queue. A claimant that asks again is in it."""
+        for step in steps:
+            if step.fate is Fate.QUEUED and not before.waits(step.resource, step.claimant):
+                self.queued[step.claimant] = (step.claims.position, now_ns)
+                self.queued.move_to_end(step.claimant)
+                if len(self.queued) > QUEUED_COUNT_MAX:
+                    self.queued.popitem(last=False)
+            before = step.claims
 
     def changed(self, name: str, claims: Claims, now_ns: int) -> None:
         """A resource may have changed: watches its current lease or offer from now on."""

@@ -27,7 +27,7 @@ from stigmergy.base.errors import (
 )
 from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
-from stigmergy.claims.entries import Checkpointed, Verify, claimant_of
+from stigmergy.claims.entries import Checkpointed, ClaimantName, Verify, claimant_of
 from stigmergy.claims.port import Ledger, LedgerCheckpoint
 from stigmergy.claims.rules import (
     Fate,
@@ -120,8 +120,8 @@ class LedgerFollower:
         """Why the connection is unusable, and what to do. Reads soon report a failed write."""
         self.last_error: LedgerError | None = None
         self._bell = asyncio.Event()
-        self.names: OrderedDict[bytes, tuple[bytes, str]] = OrderedDict()
-        """Key and name of claimants, from their entries. Without those that were cut off before we started."""
+        self.names: OrderedDict[bytes, ClaimantName] = OrderedDict()
+        """Who claimants are, from their entries. Without those that were cut off before we started."""
         self._milestones: OrderedDict[int, bytes] = OrderedDict()
         self._vouched: OrderedDict[int, None] = OrderedDict()
         """Milestones with a stored checkpoint."""
@@ -204,7 +204,7 @@ class LedgerFollower:
                 step = fold(self.claims, entry.position, entry.body, self._ledger.name, self._verify)
                 self.claims = step.claims
                 steps.append(step)
-                if step.fate in (Fate.GRANTED, Fate.QUEUED, Fate.RENEWED) and _moved(step) not in self.names:
+                if step.fate in (Fate.GRANTED, Fate.QUEUED, Fate.RENEWED) and step.claimant not in self.names:
                     self._remember(entry.body)
                 if step.noted is not None:
                     self._compare(step.noted)
@@ -214,10 +214,10 @@ class LedgerFollower:
         return len(entries)
 
     def _remember(self, body: bytes) -> None:
-        claimant, key, name = claimant_of(body)
+        claimant, named = claimant_of(body)
         if len(self.names) >= NAMES_COUNT_MAX:
             self.names.popitem(last=False)
-        self.names[claimant] = (key, name)
+        self.names[claimant] = named
 
     # ------------------------------------------------------------------ milestones
 
@@ -257,9 +257,3 @@ class LedgerFollower:
             self._noted(Checkpointed(position, digest(state)))
             if before:
                 await self._ledger.cut(before)
-
-
-def _moved(step: FoldStep) -> bytes:
-    """The claimant whose move was granted, renewed or queued."""
-    known = step.claims.resource(step.resource)
-    return known.queue[-1].claimant if known.grant is None or step.fate is Fate.QUEUED else known.grant.claimant

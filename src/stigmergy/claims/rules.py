@@ -93,6 +93,8 @@ class FoldStep(Struct, frozen=True):
     """Further ones that may have."""
     noted: Checkpointed | None = None
     """The entry's digest of the state at another position."""
+    claimant: bytes = b""
+    """Who wrote the entry, if it was valid."""
 
 
 def apply(claims: Claims, position: int, written: Written) -> FoldStep:
@@ -327,7 +329,8 @@ def fold(claims: Claims, position: int, data: bytes, ledger: str, verify: Verify
     """The state after an entry. Entries come in the order of their positions, each once."""
     read = read_record(ledger, data, verify)
     step = FoldStep(claims, Fate(read)) if isinstance(read, str) else apply(claims, position, read)
-    return structs.replace(step, claims=_counted(step.claims, position, step.fate))
+    claimant = b"" if isinstance(read, str) else read.claimant
+    return structs.replace(step, claims=_counted(step.claims, position, step.fate), claimant=claimant)
 
 
 def _counted(claims: Claims, position: int, fate: Fate) -> Claims:

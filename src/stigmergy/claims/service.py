@@ -25,7 +25,7 @@ from stigmergy.base.errors import LedgerError, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.claims.claimant import Belief, Claimant, Owes, Told
-from stigmergy.claims.entries import Checkpointed, Expire, WriterList
+from stigmergy.claims.entries import Checkpointed, ClaimantName, Expire, WriterList
 from stigmergy.claims.observer import LeaseObserver
 from stigmergy.claims.port import Ledger
 from stigmergy.claims.reader import LedgerFollower
@@ -103,6 +103,7 @@ class ClaimService:
             frozenset(self._trusted),
             self._checkpoint_rank,
         )
+        self._heard_claims = self._following.claims
         self._early: list[tuple[int, Pending]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
@@ -169,9 +170,15 @@ class ClaimService:
         """All claims of agents of this node, as it sees them right now."""
         return self._claimant.beliefs(self._monotonic_ns())
 
-    def name_of(self, claimant: bytes) -> tuple[bytes, str] | None:
-        """The key and the name ('Drone/1 cell') of a claimant, if its entry was read since this node started."""
+    def name_of(self, claimant: bytes) -> ClaimantName | None:
+        """The key, name ('Drone/1 cell') and journal of a claimant, if its entry was read since this node started."""
         return self._following.names.get(claimant)
+
+    def queued(self, claimant: bytes) -> tuple[int, float] | None:
+        """The position at which a claimant joined the queues it is in, and how many seconds ago this node read that;
+        None if it read only a checkpoint of it."""
+        found = self._observing.queued.get(claimant)
+        return None if found is None else (found[0], (self._monotonic_ns() - found[1]) / 1e9)
 
     def over_ns(self, resource: str, began: int) -> int | None:
         """The latest end, by this node's clock, of the lease or offer that began at this position."""
@@ -235,6 +242,8 @@ class ClaimService:
     def _heard(self, steps: Sequence[FoldStep]) -> None:
         """The log has advanced: updates observer, claimant and writer."""
         claims, now_ns = self._following.claims, self._monotonic_ns()
+        self._observing.heard(steps, self._heard_claims, now_ns)
+        self._heard_claims = claims
         for name in dict.fromkeys(name for step in steps for name in (step.resource, *step.others) if name):
             self._observing.changed(name, claims, now_ns)
         self._look(now_ns)
@@ -244,6 +253,7 @@ class ClaimService:
 
     def _jumped(self) -> None:
         claims, now_ns = self._following.claims, self._monotonic_ns()
+        self._heard_claims = claims
         self._observing.jumped(claims, now_ns)
         self._look(now_ns)
         if self._writes:

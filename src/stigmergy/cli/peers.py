@@ -247,7 +247,7 @@ def _show_resource(one: ResourceReply, output: Output) -> None:
         lease = f"{one.token:,}, a lease of {one.for_s:g} s that began at position {one.since:,}"
         fields += [("token", lease)]
         fields += [("key", one.holder.key)] if one.holder.key else []
-    fields += [("waits", _claimant(waiter)) for waiter in one.queue]
+    fields += [("waits", _waiter(waiter)) for waiter in one.queue]
     fields += [("here", _belief([belief])) for belief in one.believed]
     output.fields(fields)
 
@@ -261,6 +261,15 @@ def _holder(one: ResourceReply) -> Cell:
 def _claimant(one: ClaimantReply) -> str:
     named = f"{one.agent} {one.claim}" if one.agent else f"claimant {one.claimant[:KEY_DIGITS]}"
     return f"{named}, for any of {', '.join(one.any_of)}" if one.any_of else named
+
+
+def _waiter(one: ClaimantReply) -> str:
+    """Who waits, since when, and of which node and journal."""
+    parts = [_claimant(one)]
+    parts += [f"for {one.waits_s:.0f} s (position {one.queued_at:,})"] if one.waits_s and one.queued_at else []
+    parts += [f"key {one.key[:KEY_DIGITS]}"] if one.key else []
+    parts += [f"journal {one.incarnation:x}"] if one.incarnation else []
+    return ", ".join(parts)
 
 
 def _belief(believed: list[BeliefReply]) -> Cell:

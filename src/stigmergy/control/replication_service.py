@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from stigmergy.audit.listing import readable_time
 from stigmergy.base.errors import ConfigError
@@ -170,8 +170,7 @@ def described_resource(claims: ClaimService, name: str, resource: Resource, beli
         for_s=None if grant is None else grant.for_ms / 1000,
         offered=None if resource.offer is None else _claimant(claims, resource.offer.claimant),
         queue=[
-            _claimant(claims, waiter.claimant, list(pools.get(waiter.claimant, ())) or UNSET)
-            for waiter in resource.queue
+            _waiter(claims, waiter.claimant, list(pools.get(waiter.claimant, ())) or UNSET) for waiter in resource.queue
         ],
         believed=[
             filled(
@@ -191,8 +190,19 @@ def _claimant(claims: ClaimService, claimant: bytes, any_of: list[str] | UnsetTy
     named = claims.name_of(claimant)
     if named is None:
         return ClaimantReply(claimant.hex(), None, None, None, any_of)
-    agent, _, claim = named[1].rpartition(" ")
-    return ClaimantReply(claimant.hex(), agent, claim, named[0].hex(), any_of)
+    agent, _, claim = named.name.rpartition(" ")
+    return ClaimantReply(claimant.hex(), agent, claim, named.key.hex(), any_of)
+
+
+def _waiter(claims: ClaimService, claimant: bytes, any_of: list[str] | UnsetType) -> ClaimantReply:
+    """Who waits, with which journal, and since when: those that wait longest may belong to a node that is gone."""
+    named, queued = claims.name_of(claimant), claims.queued(claimant)
+    return structs.replace(
+        _claimant(claims, claimant, any_of),
+        incarnation=UNSET if named is None else named.incarnation,
+        queued_at=None if queued is None else queued[0],
+        waits_s=None if queued is None else round(queued[1], 3),
+    )
 
 
 def _no_object(name: str) -> ConfigError:

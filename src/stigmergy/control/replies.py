@@ -396,6 +396,12 @@ class ClaimantReply(Struct, frozen=True):
     key: str | None
     any_of: list[str] | UnsetType = UNSET
     """The resources of which any one would do."""
+    incarnation: int | UnsetType = UNSET
+    """Of a waiting claimant: the journal that its node had. A node without its journal is another claimant."""
+    queued_at: int | UnsetType | None = UNSET
+    """Of a waiting claimant: the position of the entry that queued it; null if it was truncated."""
+    waits_s: float | UnsetType | None = UNSET
+    """How long ago the node read that."""
 
 
 class BeliefReply(Struct, frozen=True):
