@@ -92,7 +92,8 @@ def test_a_failing_seed_is_printed_with_its_command_and_made_smaller(capsys: pyt
     assert "always few were seen: it does not hold" in out
     assert "\n         stigmergy sim lights_sim:test_breaks --seed 3\n" in out
     assert "X always few were seen" in out
-    smaller = next(line.strip() for line in out.splitlines() if "--keep" in line)
+    page, smaller = (line.strip() for line in out.splitlines() if "--keep" in line)
+    assert page == f"all of it, as a page: {smaller} --html run.html"
     assert smaller == "stigmergy sim lights_sim:test_breaks --seed 2 --nodes 3 --until 3 --keep none"
     code, again = sim_json(capsys, *smaller.split()[2:], "--no-shrink")
     assert code == 1

@@ -60,6 +60,26 @@ def test_what_is_left_out_is_said_and_a_finding_is_in_sight() -> None:
     assert render(Chronicle({"node-1": []})) == "nothing happened"
 
 
+def test_the_agent_that_a_violation_names_is_shown_although_it_was_long_ago() -> None:
+    made = Chronicle({"node-1": ["Lamp/1", "Lamp/12"], "node-2": ["Lamp/2"]})
+    for number in range(30):
+        made.add(TimelineEntry(number * MS, "node-1", "kept", f"Seen(number={number})", "Lamp/1"))
+        made.add(TimelineEntry(number * MS, "node-2", "kept", f"Seen(number={number})", "Lamp/2"))
+    made.add(TimelineEntry(40 * MS, "node-1", "life", "lost power"))
+    made.add(TimelineEntry(41 * MS, "node-2", "life", "crashed"))
+    for number in range(200):
+        made.add(TimelineEntry(50 * MS + number, "node-2", "input", f"told {number}", "Lamp/2"))
+    assert "lost power" not in render(made, last=20)
+    text = render(made, last=20, about=["safe_action_in_time: Lamp/1: silent since 29 ms, not made safe by 41 ms"])
+    shown = text[text.index("before that, of Lamp/1:") :].splitlines()
+    assert shown[1:] == [
+        *(f"     0.{number:03d} node-1 = Lamp/1 Seen(number={number})" for number in range(11, 30)),
+        "     0.040 node-1 * lost power",
+    ]
+    assert "before that" not in render(made, last=500, about=["Lamp/1: silent"]), "all of it is shown already"
+    assert "before that" not in render(made, last=20, about=["a/b: nobody"])
+
+
 def test_what_is_shared_and_claimed_is_in_the_timeline() -> None:
     setup = Setup(fleet=garage.fleet, agents=3, nodes=3, for_s=12.0, faults=())
     chronicle = run_seed(setup, 1, garage.drive, chronicle=True).chronicle

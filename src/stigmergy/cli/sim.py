@@ -249,7 +249,7 @@ def _show(
     if output.json:
         return
     if told is not None:
-        _show_timeline(told, output)
+        _show_timeline(told, command_of(name, told.seed, options if shrunk is None else shrunk.options), output)
     for result in failing[:FAILING_SHOWN_MAX]:
         output.line(("failed", BAD), " ", (f"seed {result.seed}", NAME), f": {result.violations[0]}")
         for violation in result.violations[1:3]:
@@ -274,13 +274,14 @@ def _show(
     )
 
 
-def _show_timeline(told: Outcome, output: Output) -> None:
+def _show_timeline(told: Outcome, command: str, output: Output) -> None:
     from stigmergy.sim.timeline import render
 
     if told.chronicle is not None:
         width = max(80, min(output.console.width, 200))
-        for line in render(told.chronicle, last=TIMELINE_ROWS, width=width).splitlines():
+        for line in render(told.chronicle, last=TIMELINE_ROWS, width=width, about=told.violations).splitlines():
             output.line(line)
+        output.line(f"all of it, as a page: {command} --html run.html")
         output.line("")
 
 

@@ -6,9 +6,11 @@ is bounded: the last ENTRIES_MAX entries.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Literal
 
 from msgspec import Struct
@@ -19,6 +21,12 @@ COLUMN_CHARS_MAX = 44
 AFTER_FINDING_COUNT = 8
 COLUMNS_MAX = 6
 """More nodes than this are written below each other, not beside each other."""
+
+AGENTS_SHOWN_MAX = 3
+AGENT_ENTRIES_MAX = 20
+"""Of each agent that a violation names so many earlier entries are written."""
+_ADDRESS = re.compile(r"[\w.-]+/[\w.@-]*\w")
+_OF_NODES = ("fault", "life")
 
 TimelineKind = Literal["fault", "life", "input", "kept", "order", "message", "finding", "phase"]
 
@@ -66,10 +74,11 @@ _SIGNS: dict[str, str] = {
 }
 
 
-def render(chronicle: Chronicle, *, last: int = 40, width: int = 120) -> str:
+def render(chronicle: Chronicle, *, last: int = 40, width: int = 120, about: Sequence[str] = ()) -> str:
     """The last entries as text: a column for each node, the time in front, faults and phases across all of them.
 
-    Where something was found to be wrong on the way, they end a little behind it.
+    Where something was found to be wrong on the way, they end a little behind it. `about` are the violations: of the
+    agents that they name, the last entries follow that are further back.
     """
     entries = list(chronicle.entries)
     found = next((place for place, entry in enumerate(entries) if entry.kind == "finding"), None)
@@ -82,7 +91,21 @@ def render(chronicle: Chronicle, *, last: int = 40, width: int = 120) -> str:
     left_out = chronicle.total - len(entries) - behind
     head = [f"… {left_out} entries before", legend] if left_out else [legend]
     lines = _beside(entries, nodes, width) if len(nodes) <= COLUMNS_MAX else _below(entries, nodes)
-    return "\n".join([*head, *lines, *([f"… {behind} entries after"] if behind else [])])
+    lines += [f"… {behind} entries after"] if behind else []
+    return "\n".join([*head, *lines, *_of_agents(chronicle, entries[0], about)])
+
+
+def _of_agents(chronicle: Chronicle, first: TimelineEntry, about: Sequence[str]) -> list[str]:
+    """What happened to the agents that the violations name, and to their nodes, before the entries that are shown."""
+    words = dict.fromkeys(word for text in about for word in _ADDRESS.findall(text))
+    homes = {agent: node for node, agents in chronicle.agents.items() for agent in agents}
+    lines: list[str] = []
+    for agent in [word for word in words if word in homes][:AGENTS_SHOWN_MAX]:
+        earlier = list(takewhile(lambda entry: entry is not first, chronicle.entries))
+        mine = [one for one in earlier if one.agent == agent or (one.node == homes[agent] and one.kind in _OF_NODES)]
+        if mine:
+            lines += [f"before that, of {agent}:", *_below(mine[-AGENT_ENTRIES_MAX:], [homes[agent]])]
+    return lines
 
 
 def _beside(entries: Sequence[TimelineEntry], nodes: Sequence[str], width: int) -> list[str]:
