@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,9 +31,10 @@ from stigmergy.devices.staleness import Staleness
 from stigmergy.node.committer import Committer
 from stigmergy.shard.marks import Marks
 from stigmergy.sim import ALL, CRASH, DELAY, NETWORK, NONE, POWER, SimulationFailed, World, simulate
+from stigmergy.sim.campaign import Options, Shrinking
 from stigmergy.sim.fleet import Setup
 from stigmergy.sim.scenarios import drones
-from stigmergy.sim.simulation import Simulation, run_seed
+from stigmergy.sim.simulation import Scenario, Simulation, run_seed
 from tests.sim.fleet.lights import Blink, Dim, Lamp, Seen, Station, Switch, Switched, declare, fleet
 
 
@@ -497,6 +499,48 @@ def test_a_safe_action_that_is_late_after_such_a_tell_is_found(seed: int, monkey
     monkeypatch.setattr(Staleness, "refresh", refresh_ahead)
     (violation,) = run_seed(PUMPS, seed, report_until_power_fails).violations
     assert "safe_action_in_time: Valve/1: silent since" in violation
+
+
+PLACES = {"north": ["Pump/*", "Valve/1"], "south": ["Valve/s-*"]}
+
+
+@simulate(pumps, agents=["Pump/1", "Valve/1", "Valve/s-1", "Valve/s-2"], nodes=PLACES, seeds=2, faults=ALL, for_s=5.0)
+def test_agents_live_where_they_are_placed(world: World) -> None:
+    assert {node.name: node.agents for node in world.nodes} == {
+        "north": ("Pump/1", "Valve/1"),
+        "south": ("Valve/s-1", "Valve/s-2"),
+    }
+    world.every(1.0, lambda: world.observe("Pump/1", Reported(number=7)))
+    world.eventually(lambda: world.state("Valve/1", Valve).number == 7, 60)
+    world.eventually(world.converged, 100)
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        ({"north": ["Pump/1"]}, "Valve/1 is on no node"),
+        ({"north": ["Pump/1", "Valve/1"], "south": ["Valve/*"]}, "Valve/1 is on north and south"),
+        ({"north": ["Pump/1", "Valve/*"], "south": []}, "south runs none of the agents"),
+        ({"north": ["Pump/1", "Valve/*"], "south": ["Valve/9"]}, "south runs none of the agents"),
+        ({"north": ["Pump"]}, "'Pump'"),
+        ({"no/rth": ["*"]}, "node"),
+    ],
+)
+def test_places_that_do_not_fit_the_agents_are_refused(places: dict[str, list[str]], why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        run_seed(Setup(fleet=pumps, agents=("Pump/1", "Valve/1"), nodes=places, faults=()), 1, lambda world: None)
+
+
+def test_named_nodes_stay_when_a_failure_is_made_smaller() -> None:
+    def test(world: World) -> None:
+        world.every(1.0, lambda: world.observe("Pump/1", Reported(number=7)))
+        world.always(lambda: world.state("Valve/1", Valve).number == 0, name="closed")
+
+    setup = Setup(fleet=pumps, agents=("Pump/1", "Valve/1"), nodes={"a": ["Pump/1", "Valve/1"]}, for_s=5.0)
+    scenario = Scenario(setup=setup, test=test)
+    outcome = run_seed(setup, 1, test)
+    assert "always closed" in outcome.violations[0]
+    assert Shrinking(scenario, Options(), outcome).run().options.nodes is None
 
 
 def test_an_agent_that_does_what_it_must_not_is_found() -> None:

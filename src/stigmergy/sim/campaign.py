@@ -21,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
@@ -398,8 +398,9 @@ class Shrinking:
         self._runs_max = runs_max
         self._deadline_s = time.monotonic() + seconds_max
         self._runs = 0
-        # Otherwise fewer agents would be fewer nodes, and other faults.
-        self._best = structs.replace(options, nodes=outcome.counts["nodes"])
+        # Otherwise fewer agents would be fewer nodes, and other faults. Named nodes stay as they are.
+        is_named = isinstance(options.apply(scenario).setup.nodes, Mapping)
+        self._best = options if is_named else structs.replace(options, nodes=outcome.counts["nodes"])
         self._outcome = outcome
 
     def run(self) -> Shrunk:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
+from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.display import shared_fields
 from stigmergy.agents.effects import Order
@@ -26,7 +27,7 @@ from stigmergy.audit.directories import ShardReading
 from stigmergy.base.errors import ConfigError
 from stigmergy.bus.memory import MemoryBroker
 from stigmergy.bus.port import BusMessage
-from stigmergy.bus.topics import AGENTS
+from stigmergy.bus.topics import AGENTS, check_level_name
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.network.bus_link import describe_this_node
 from stigmergy.network.replication import Replication
@@ -77,6 +78,8 @@ NODES_MAX = 1_000
 AGENTS_MAX = 100_000
 Agents = int | Sequence[str] | Mapping[type[Agent], int]
 """A number of agents of the fleet's first class; addresses; or how many of each class."""
+Nodes = int | Mapping[str, Sequence[str]]
+"""A number of machines; or by the name of each machine its agents, as `agents` of a node's configuration has them."""
 
 
 def name_agents(fleet: Declaration, agents: Agents) -> list[str]:
@@ -99,14 +102,32 @@ def name_agents(fleet: Declaration, agents: Agents) -> list[str]:
     return named
 
 
-def place_agents(addresses: Sequence[str], nodes: int | None) -> dict[str, tuple[str, ...]]:
+def place_agents(addresses: Sequence[str], nodes: Nodes | None) -> dict[str, tuple[str, ...]]:
     """Deals the agents out to machines, one after the other. Without a number: one each, and at most four machines."""
+    if isinstance(nodes, Mapping):
+        return _place_by_name(addresses, nodes)
     count = min(len(addresses), NODES_DEFAULT_MAX) if nodes is None else nodes
     if not 1 <= count <= NODES_MAX:
         raise ConfigError(f"nodes={count}: give 1 to {NODES_MAX}")
     wide = len(str(count))
     names = [f"node-{number:0{wide}d}" for number in range(1, count + 1)]
     return {name: tuple(addresses[place::count]) for place, name in enumerate(names)}
+
+
+def _place_by_name(addresses: Sequence[str], nodes: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Each agent on the one node that names it."""
+    entries = {check_level_name("node", name): Assignment(named) for name, named in nodes.items() if named}
+    homes = {address: [name for name in entries if entries[name].runs(address)] for address in addresses}
+    for address, names in homes.items():
+        if len(names) != 1:
+            where = f"on {' and '.join(names)}" if names else "on no node"
+            raise ConfigError(f"nodes={{…}}: {address} is {where}; name each agent on one node")
+    placed = {name: tuple(address for address in addresses if homes[address] == [name]) for name in nodes}
+    if empty := [name for name, here in placed.items() if not here]:
+        raise ConfigError(
+            f"nodes={{…}}: {', '.join(empty)} runs none of the agents; leave it out, or name some of them"
+        )
+    return placed
 
 
 # Formats messages for the timeline: a name and its fields, and the changes of shared fields.
@@ -345,7 +366,7 @@ class Setup(Struct, frozen=True, kw_only=True):
 
     fleet: Declaration
     agents: Agents = 8
-    nodes: int | None = None
+    nodes: Nodes | None = None
     faults: tuple[Fault, ...] = ALL
     keep: tuple[int, ...] | None = None
     """Of the faults that the seed draws only those with these numbers; None for all of them."""

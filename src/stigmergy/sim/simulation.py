@@ -50,7 +50,7 @@ from stigmergy.sim.checkers import (
 )
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.faults import ALL, Fault, Planned, read_faults
-from stigmergy.sim.fleet import FOR_S, HEAL_S, Setup, SimFleet
+from stigmergy.sim.fleet import FOR_S, HEAL_S, Nodes, Setup, SimFleet
 from stigmergy.sim.logbook import Logbook
 from stigmergy.sim.node import Machine, Replaced
 from stigmergy.sim.run import Run
@@ -154,7 +154,7 @@ class Outcome(Struct, frozen=True):
         if self.replaced:
             lines += ["journals that were replaced:", *(f"  {one}" for one in self.replaced)]
         if self.chronicle is not None:
-            lines += ["the end of the timeline:", render(self.chronicle)]
+            lines += ["the end of the timeline:", render(self.chronicle, about=self.violations)]
         return "\n".join(lines)
 
 
@@ -481,7 +481,7 @@ def simulate(
     fleet: Declaration,
     *,
     agents: int | Sequence[str] | Mapping[type[Agent], int] = 8,
-    nodes: int | None = None,
+    nodes: Nodes | None = None,
     seeds: int | Iterable[int] = SEEDS,
     faults: Sequence[Fault] | str = ALL,
     for_s: float = FOR_S,
@@ -493,8 +493,9 @@ def simulate(
     """Makes a function that takes a World a test that runs it in a simulated fleet, for each of these seeds.
 
     `agents`: how many of the fleet's first class, or how many of each class, or their addresses. `nodes`: on how many
-    machines they live. `faults`: what may go wrong, drawn anew for each seed. `versions`: other versions of the same
-    fleet, which some nodes run. `devices`: whether the fleet's own sensors and actuators run, or simulated ones.
+    machines they live, or which of them on each: `{"north": ["Valve/1", "Pump/*"], …}`. `faults`: what may go wrong,
+    drawn anew for each seed. `versions`: other versions of the same fleet, which some nodes run. `devices`: whether the
+    fleet's own sensors and actuators run, or simulated ones.
     """
     wanted = read_faults(faults) if isinstance(faults, str) else tuple(faults)
     setup = Setup(
@@ -546,7 +547,7 @@ class Simulation:
         test: Test,
         *,
         agents: int | Sequence[str] | Mapping[type[Agent], int] = 8,
-        nodes: int | None = None,
+        nodes: Nodes | None = None,
         seeds: int | Iterable[int] = SEEDS,
         faults: Sequence[Fault] | str = ALL,
         for_s: float = FOR_S,
