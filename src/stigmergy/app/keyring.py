@@ -120,7 +120,7 @@ class NodeKey:
         folder = journal_path(self._url)
         if self._path is None or folder is None or self._path.stat().st_dev != folder.stat().st_dev:
             return
-        if len([signer for signer in signers if signer.revoked_after is None]) == 1:
+        if len([signer for signer in signers if signer.revoked_after is None]) <= 1:  # none before the first commit
             say(
                 f"the key {self._path} is on the journal's disk and is not copied: without it a restored journal can "
                 "be read but not run; keep a copy of the file elsewhere, or enrol a second key that you keep "
