@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stigmergy.base.tasks import end_tasks
 from stigmergy.cli import children as servers
 from stigmergy.cli import up
 from stigmergy.cli.children import (
@@ -223,3 +224,32 @@ async def test_processes_that_do_not_end_at_sigterm_are_killed_side_by_side(
     await cluster._end()
     assert time.monotonic() - begun_s < 2 * 2.0
     assert [one.pid for one in children] == [0, 0, 0]
+
+
+async def test_a_worker_that_runs_and_is_no_member_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "WELL_EVERY_S", 0.02)
+    monkeypatch.setattr(servers, "MEMBER_S_MAX", 0.5)
+    started, heard = asyncio.Event(), asyncio.Queue[str]()
+    command = [sys.executable, "-c", "import time; time.sleep(99)"]
+    child = Child("worker-2", "worker", command, tmp_path / "w.log", lambda *_: started.set(), speaks=False)
+    watching = asyncio.ensure_future(servers.watch_members([child], lambda _c, text, _f: heard.put_nowait(text)))
+    child.begin()
+    async with asyncio.timeout(WAIT_S):
+        await started.wait()
+        child.ready("w2-1")
+        await asyncio.sleep(1.0)
+        assert heard.empty()
+        for _ in range(2):
+            child.unready(servers.JOINING, "our lease could not be renewed for 2 s")
+            text = await heard.get()
+            assert f"worker-2, pid {child.pid}, is no member of the fleet for" in text
+            assert text.endswith("our lease could not be renewed for 2 s")
+            await asyncio.sleep(0.2)
+            assert heard.empty()
+            child.ready("w2-2")
+            await asyncio.sleep(0.2)
+    await end_tasks(watching)
+    child.kill()
+    await child.wait_end(WAIT_S)

@@ -44,6 +44,7 @@ HOPELESS = (
 """Errors after which another start would only end in the same."""
 
 STARTING, UP, PAUSING, ENDED, FAILED = "starting", "up", "again soon", "ended", "given up"
+JOINING = "joining again"
 _PR_SET_PDEATHSIG = 1
 
 Tell = Callable[["Child", str, dict[str, Any]], None]
@@ -86,7 +87,7 @@ class Child:
         self._restarts = Restarts()
         self._is_restarted = False
         self._stopping = asyncio.Event()
-        self._since_s = time.monotonic()
+        self._since_s = self._unready_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -100,6 +101,11 @@ class Child:
         """How long this life of it has lasted."""
         return time.monotonic() - self._since_s
 
+    @property
+    def unready_s(self) -> float:
+        """How long its process has run without doing what it is for; 0 while it does, or while there is no process."""
+        return time.monotonic() - self._unready_s if self.pid and self.state != UP else 0.0
+
     def begin(self) -> None:
         """Starts it, and again whenever it dies."""
         self._task = asyncio.ensure_future(self._live())
@@ -107,6 +113,10 @@ class Child:
     def ready(self, detail: str = "") -> None:
         """It does what it is for."""
         self.state, self.detail = UP, detail or self.detail
+
+    def unready(self, state: str, detail: str) -> None:
+        """It does not do what it is for any more, and says why."""
+        self.state, self.detail, self._unready_s = state, detail, time.monotonic()
 
     def stop(self) -> None:
         """Has it end in order."""
@@ -177,7 +187,7 @@ class Child:
 
     async def _one_life(self) -> int:
         self.state, self.detail, self.error, self._error_kind = STARTING, "", "", ""
-        self._since_s = time.monotonic()
+        self._since_s = self._unready_s = time.monotonic()
         with self._log.open("ab", buffering=0) as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -341,3 +351,25 @@ class ServerWatch:
         if now_s < self._not_before_s:
             return f"{self._not_before_s - now_s:.0f} s: the restart before did not help"
         return ""
+
+
+# Watches the workers of `stigmergy up`: one that runs and is no member has no shards. The cluster knows members only,
+# so whoever started the process is the only one to notice.
+
+MEMBER_S_MAX = 30.0
+"""A worker that is no member for longer is reported. Joining takes about a second while the servers answer."""
+
+
+async def watch_members(workers: list[Child], say: Callable[[Child, str, dict[str, Any]], None]) -> None:
+    """Tells `say` once of each worker that is no member for too long, and again after it was one; until cancelled."""
+    told: dict[str, None] = {}
+    while True:
+        for child in workers:
+            if child.unready_s <= MEMBER_S_MAX:
+                told.pop(child.name, None)
+            elif child.name not in told:
+                told[child.name] = None
+                why = child.detail or "it does not say why; see its log"
+                text = f"{child.name}, pid {child.pid}, is no member of the fleet for {child.unready_s:.0f} s: {why}"
+                say(child, text, {"pid": child.pid, "seconds": round(child.unready_s, 1), "reason": why})
+        await asyncio.sleep(WELL_EVERY_S)

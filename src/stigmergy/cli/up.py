@@ -19,7 +19,7 @@ from stigmergy.app.fleet import Fleet, load_signer
 from stigmergy.app.ledgers import admit_writers
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.base.tasks import end_tasks
-from stigmergy.cli.children import FAILED, UP, Child, ServerWatch, how_it_ended
+from stigmergy.cli.children import FAILED, JOINING, UP, Child, ServerWatch, how_it_ended, watch_members
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.frames import Line, draw_standing, duration, fit
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Output, aligned, counted, screen_text
@@ -239,6 +239,7 @@ class _Cluster:
         await self._admit_gateways()
         for child in (*self._workers, *self._gateways):
             child.begin()
+        self._watching.append(asyncio.ensure_future(watch_members(self._workers, self._say_no_member)))
         self._tell_up()
 
     async def _admit_gateways(self) -> None:
@@ -323,6 +324,7 @@ class _Cluster:
                 shard = int(said["shard"])
                 self._owns({one: name for one, name in self._owners.items() if (one, name) != (shard, child.name)})
             case "fenced":
+                child.unready(JOINING, str(said.get("reason", "")))
                 self._note(f"{child.name}: {said.get('reason', '')}; its shards go to others, it joins again", WARN)
                 self._owns({one: name for one, name in self._owners.items() if name != child.name})
             case "unfit":
@@ -338,6 +340,10 @@ class _Cluster:
                 child.ready()
             case _:
                 pass
+
+    def _say_no_member(self, child: Child, text: str, fields: dict[str, Any]) -> None:
+        self._output.document({"event": "no member", "process": child.name, **fields})
+        self._note(text, BAD)
 
     def _owns(self, owners: dict[int, str]) -> None:
         """Says when all shards have an owner, and again when one was without for a while; moves take no time."""
