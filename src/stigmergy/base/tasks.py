@@ -27,7 +27,8 @@ async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
     Raises Bug with the name and the stack of a task that has not ended after TRIES_MAX cancellations. If the caller is
     cancelled meanwhile, this still waits for the tasks, and raises CancelledError afterwards.
     """
-    left = [task for task in tasks if task is not None and not task.done()]
+    # Also those that have ended: the caller waits for a turn of the loop either way, whatever its tasks did before.
+    left = [task for task in tasks if task is not None]
     cancelled: asyncio.CancelledError | None = None
     for _ in range(TRIES_MAX):
         for task in left:
