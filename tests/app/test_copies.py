@@ -145,8 +145,9 @@ async def test_a_node_whose_only_key_would_be_lost_with_its_disk_says_so(tmp_pat
                 live.enroll_signer(1, enrol)
         return [one for one in said if "is on the journal's disk and is not copied" in one]
 
-    assert await run() == []
     copies = f"folder:{tmp_path / 'copies'}"
+    assert len(await run(copies)) == 1, "of a new journal, which has enrolled no key yet"
+    assert await run() == []
     assert len(await run(copies, enrol=Ed25519Signer(b"r" * 32).public_key)) == 1
     assert await run(copies) == []
 
