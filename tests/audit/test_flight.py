@@ -8,7 +8,14 @@ from msgspec import structs
 
 from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
 from stigmergy.audit.archive_folder import NewFile
-from stigmergy.audit.flight import FlightSelection, FlightVerification, FlightVerified, commits_in, make_flight
+from stigmergy.audit.flight import (
+    FlightSelection,
+    FlightVerification,
+    FlightVerified,
+    check_sealing,
+    commits_in,
+    make_flight,
+)
 from stigmergy.audit.flight_format import FLIGHT_MAGIC, FlightCommit, RecordKind, frame
 from stigmergy.audit.flight_journal import INDEX_EVERY, FlightFile, open_flight
 from stigmergy.audit.rotation import Rotation
@@ -306,3 +313,11 @@ def test_damage_of_the_opening_is_said(tmp_path: Path) -> None:
     with pytest.raises(JournalCorrupt, match="the record at byte 8"):
         _ = flight.identity
     asyncio.run(flight.close())
+
+
+def test_a_journal_in_parts_is_refused_before_anything_of_it_is_read() -> None:
+    part = MemoryJournal(MemoryJournalStore(JournalIdentity("pads", 4, 7, part=(2, 3))))
+    with pytest.raises(ConfigError, match="in parts cannot be made yet"):
+        check_sealing(part, SIGNER, FlightSelection())
+    with pytest.raises(ConfigError, match="in parts cannot be made yet"):
+        next(make_flight(part, SIGNER, FlightSelection(), made_ns=99))

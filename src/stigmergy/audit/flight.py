@@ -150,10 +150,7 @@ def make_flight(
 ) -> Iterator[bytes]:
     """The bytes of a flight log, piece by piece: about one commit each, and now and then nothing. `signers` may sign
     where it begins; `live` are the shards of the node that runs this journal."""
-    if journal.identity.part is not None:
-        raise ConfigError(
-            "a flight log of a journal in parts cannot be made yet; export it as lines or Parquet, or copy the parts"
-        )
+    _check_whole(journal)
     ranges = _ranges(journal, cut)
     if not ranges:
         raise ConfigError("nothing of the log is like that, so there is no flight log to make; choose another range")
@@ -193,8 +190,16 @@ def make_flight(
     yield frame(RecordKind.SEAL, FlightSeal(signer.algorithm, signer.public_key, value))
 
 
+def _check_whole(journal: Journal) -> None:
+    if journal.identity.part is not None:
+        raise ConfigError(
+            "a flight log of a journal in parts cannot be made yet; export it as lines or Parquet, or copy the parts"
+        )
+
+
 def check_sealing(journal: Journal, signer: Signer, cut: FlightSelection) -> None:
     """Refuses a key whose seal would not verify: this part of the log must say that it is enrolled, and not revoked."""
+    _check_whole(journal)
     ranges = _ranges(journal, cut)
     signers = _signers_at(journal, ranges)
     if not signers:
