@@ -208,7 +208,7 @@ def held(agent: str | None = None) -> dict[str, Any]:
     """A shared object with one replica."""
     replica = {"replica": "aa11", "counter": 1, "agent": agent, "retired": False}
     counts = dict.fromkeys(("live", "live_bytes", "waiting"), 0)
-    lists = {"agents": [], "peers": [], "in_step": [], "replicas_count": 1, "replicas": [replica]}
+    lists = {"agents": [], "peers": [], "in_step": [], "unheard": [], "replicas_count": 1, "replicas": [replica]}
     return {"object": "o", "digest": "", "diverged": False, **counts, **lists}
 
 
