@@ -38,6 +38,7 @@ from stigmergy.cli import (
 from stigmergy.cli import (
     peers as company,
 )
+from stigmergy.cli.api import proto
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
 
@@ -60,6 +61,7 @@ GROUPS = (
     keys,
     sim,
     compile,
+    proto,
     bench,
     completion,
 )

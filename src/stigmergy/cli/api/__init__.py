@@ -1,0 +1,1 @@
+"""Commands for programs outside the fleet: what they need to reach it."""

@@ -1,0 +1,167 @@
+"""The gRPC service of a fleet: its methods, their messages, and in these the fleet's own commands, events and states.
+
+The messages of the service have their numbers here, 1 to 15; the fleet's types follow from 16 on, with those of
+`numbers`. What a client has no type for it may say as JSON, and gets as JSON: an event of the framework, an event of a
+newer version, the state of an agent that it knows only by its address. The Python client speaks JSON only, and needs
+nothing but the name of the fleet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stigmergy.agents.messages import Command, Event, Message, spec_of
+from stigmergy.agents.text import messages_of
+from stigmergy.base.errors import ConfigError
+from stigmergy.node.declaration import Declaration
+from stigmergy.proto.descriptors import Method, describe, message_classes, write_proto
+from stigmergy.proto.numbers import FORMAT, FieldNumbers, describe_changes, read_numbers, settle
+from stigmergy.proto.shapes import BOOL, TEXT, Field, Form, Kind, Scalar, Shape, ShapeBook, Style, Timestamp, snake
+
+SERVICE = "Fleet"
+FIRST_NUMBER = 16
+UINT32, UINT64 = Scalar("uint32", int), Scalar("uint64", int)
+METHODS = (
+    Method("Send", "SendRequest", "SendReply", "Gives an agent a command, and waits for its durable answer."),
+    Method("Observe", "ObserveRequest", "ObserveReply", "Tells an agent what was observed."),
+    Method("GetAgent", "GetAgentRequest", "GetAgentReply", "An agent's durable state, now or in the past."),
+)
+ABOUT = """\
+The gRPC service of the fleet {fleet!r}, made by `stigmergy proto`. Do not edit: change the classes and make it anew.
+The field numbers are kept in {numbers}, which belongs into version control."""
+
+
+def service_shapes() -> dict[str, Shape]:
+    """The messages of the service, without the types of any fleet."""
+    json = Shape("Json", Style.STRUCT, "A message by its name or tag, with its fields as a JSON object.")
+    made = (
+        _shape(json, name=TEXT, fields=TEXT),
+        _shape(
+            _choosing("SendRequest", "command", "The same command_id again gets the same answer and does nothing."),
+            agent=TEXT,
+            command_id=TEXT,
+            _json=json,
+        ),
+        _shape(
+            Shape("SendReply", Style.STRUCT, "Accepted; a refusal is the status FAILED_PRECONDITION."), position=UINT64
+        ),
+        _shape(_choosing("ObserveRequest", "event"), agent=TEXT, _json=json),
+        _shape(Shape("ObserveReply", Style.STRUCT, "It is kept as its type promises.")),
+        _shape(
+            Shape("GetAgentRequest", Style.STRUCT, "`at` is a position or a time, such as 2026-11-15T08:00:00Z."),
+            agent=TEXT,
+            at=TEXT,
+            as_json=BOOL,
+        ),
+        _shape(
+            _choosing("GetAgentReply", "state", "`known` says whether it had any input, `stopped` why it is stopped."),
+            agent=TEXT,
+            known=BOOL,
+            shard=UINT32,
+            position=UINT64,
+            time=Timestamp(),
+            stopped=TEXT,
+            _json=TEXT,
+        ),
+    )
+    return {shape.name: shape for shape in made}
+
+
+def _choosing(name: str, oneof: str, about: str = "") -> Shape:
+    """A message that has one of the fleet's types."""
+    shape = Shape(name, Style.STRUCT, about)
+    shape.first_number, shape.oneof = FIRST_NUMBER, oneof
+    return shape
+
+
+def _shape(shape: Shape, **fields: Kind | list[Kind]) -> Shape:
+    for number, (name, kind) in enumerate(fields.items(), start=1):
+        form = Form.MEMBER if name.startswith("_") else Form.MANY if isinstance(kind, list) else Form.PLAIN
+        one = kind[0] if isinstance(kind, list) else kind
+        shape.fields.append(Field(name=name.lstrip("_"), kind=one, form=form, number=number))
+    return shape
+
+
+def package_of(fleet: str) -> str:
+    """The protobuf package of a fleet: its name, with what protobuf allows in it."""
+    name = re.sub(r"[^a-z0-9_]", "_", snake(fleet))
+    return name if name[0].isalpha() else f"fleet_{name}"
+
+
+class FleetProto:
+    """The service of one fleet with its types, ready to use once it has numbers."""
+
+    def __init__(self, fleet: Declaration, kept: FieldNumbers | None, reserve: Sequence[str] = ()) -> None:
+        """Raises DefinitionError for a type without a mapping, ConfigError for a change that breaks clients."""
+        self.fleet = fleet.name
+        self.package = package_of(fleet.name)
+        self.book = ShapeBook()
+        for shape in service_shapes().values():
+            self.book.add(shape)
+        plans = fleet.plans.values()
+        commands = _distinct(message for plan in plans for message in messages_of(plan, Command))
+        events = _distinct(message for plan in plans for message in messages_of(plan, Event))
+        self.commands = self._members("SendRequest", commands)
+        """The fields of SendRequest with the tags of their commands."""
+        self.events = self._members("ObserveRequest", events)
+        self.states: dict[str, Field] = {}
+        """The fields of GetAgentReply by kind."""
+        for plan in plans:
+            shape = self.book.state(plan.cls, f"{plan.kind}State")
+            field = Field(name=snake(plan.kind), kind=shape, form=Form.MEMBER)
+            self.states[plan.kind] = field
+            self.book.shapes["GetAgentReply"].fields.append(field)
+        self.numbers = settle(self.book, fleet.name, kept, reserve)
+
+    def _members(self, owner: str, messages: Sequence[type[Message]]) -> dict[str, tuple[str, Field]]:
+        found: dict[str, tuple[str, Field]] = {}
+        for message in messages:
+            spec = spec_of(message)
+            shape = self.book.message(message, spec.name if spec.version == 1 else f"{spec.name}V{spec.version}")
+            field = Field(name=snake(shape.name), kind=shape, form=Form.MEMBER)
+            found[field.name] = (spec.tag, field)
+            self.book.shapes[owner].fields.append(field)
+        return found
+
+    def describe(self) -> Any:
+        """The descriptor of the file."""
+        return describe(self.book, self.numbers, self.package, SERVICE, METHODS)
+
+    def text(self, numbers_name: str) -> str:
+        """The .proto file."""
+        about = ABOUT.format(fleet=self.fleet, numbers=numbers_name)
+        return write_proto(self.book, self.describe(), METHODS, about)
+
+
+def numbers_path(folder: Path, fleet: str) -> Path:
+    """Where the field numbers of a fleet are kept: beside its code."""
+    return folder / f"{package_of(fleet)}.proto.lock"
+
+
+def open_service(fleet: Declaration, path: Path) -> FleetProto:
+    """The service with the numbers in this file. Raises ConfigError where it lacks some: a server must not invent any,
+    for the next one would invent others."""
+    kept = read_numbers(path, fleet.name)
+    made = f"run stigmergy proto for this fleet, and commit {path.name}"
+    if kept is None:
+        raise ConfigError(f"there are no field numbers at {str(path)!a}; {made}")
+    service = FleetProto(fleet, kept)
+    if changes := describe_changes(kept, service.numbers):
+        raise ConfigError(f"{path.name} is older than the classes of the fleet ({changes[0]}); {made}")
+    return service
+
+
+def plain_service(fleet: str) -> tuple[str, dict[str, Any]]:
+    """The package of a fleet and the classes of the service's own messages: for a client that speaks JSON."""
+    book, package = ShapeBook(), package_of(fleet)
+    for shape in service_shapes().values():
+        book.add(shape)
+    numbers = settle(book, fleet, FieldNumbers(FORMAT, fleet))
+    return package, message_classes(describe(book, numbers, package, SERVICE, METHODS))[1]
+
+
+def _distinct(messages: Any) -> list[type[Message]]:
+    return list(dict.fromkeys(messages))
