@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from stigmergy.testing.brokers import Broker, NoBroker, start_mosquitto, start_nats
 from stigmergy.testing.nats import NatsCluster, start_single
+from stigmergy.testing.postgres import NoPostgres, PostgresServer, start_postgres
 
 EXAMPLES = int(os.environ.get("STIGMERGY_EXAMPLES", "50"))
 """Of each property, where it does not say how many itself; `make prove` draws many more (proofs/long_tests.py)."""
@@ -93,8 +94,29 @@ def mosquitto(tmp_path: Path) -> Iterator[Broker]:
         yield broker
 
 
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One for all tests of a process: a new one takes seconds. A test that kills it starts one of its own."""
+    try:
+        server = start_postgres()
+    except NoPostgres as missing:
+        without(str(missing), "NOT TESTED ON POSTGRESQL")
+    with server:
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer) -> str:
+    """The URL of an empty database of a real PostgreSQL server."""
+    return postgres_server.new_database()
+
+
 def without_mosquitto(why: str) -> NoReturn:
+    without(why, "NOT TESTED ON MOSQUITTO, NOR WITH MQTT 5")
+
+
+def without(why: str, consequence: str) -> NoReturn:
     """Where changes are judged nothing may go untested; elsewhere it is said, loudly."""
     if os.environ.get("CI") or os.environ.get("STIGMERGY_REQUIRE_BROKERS"):
         pytest.fail(why)
-    pytest.skip(f"NOT TESTED ON MOSQUITTO, NOR WITH MQTT 5: {why}")
+    pytest.skip(f"{consequence}: {why}")

@@ -280,6 +280,16 @@ def test_status_adds_up_and_remembers_one_that_is_down() -> None:
     assert "shard 1 has no owner that answers" in trouble
 
 
+def test_status_shows_the_link_of_an_owner_that_is_cut_off() -> None:
+    up = {"state": "up", "why": "", "owed": 2, "members": 3}
+    cut = {"state": "local-only", "why": "broker gone", "owed": 5, "members": 1}
+    board = Board(lambda _: [ok(status(pid=7, link=up))], lambda _: [ok(status(pid=8, link=cut))])
+    (found,) = board.ask(do="status")
+    assert found["ok"]["link"] == {**cut, "owed": 7}
+    (found,) = both(lambda _: [ok(status(pid=7, link=up))]).ask(do="status")
+    assert found["ok"]["link"] == {**up, "owed": 4}
+
+
 def test_status_before_anybody_has_answered() -> None:
     board = both(lambda _: [])
     for process in board.processes:

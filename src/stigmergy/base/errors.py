@@ -26,7 +26,8 @@ StigmergyError
 │   ├── JournalCorrupt     bytes that were written are not the bytes that are there
 │   ├── JournalFull        no room; nothing of this commit was kept
 │   ├── JournalConflict    another owner wrote this position
-│   └── JournalUnknown     a sync failed: whether the commit is kept is known after a restart only
+│   ├── JournalUnknown     a sync failed: whether the commit is kept is known after a restart only
+│   └── LogCut             retention has dropped what was asked for: begin at the first position that is left
 ├── LedgerError            the branch of ledgers, where claims are ordered
 │   ├── LedgerUnavailable  it cannot be reached or has no room; nothing was written: try again
 │   │   └── LedgerFailed   this connection is of no more use: start the node again
@@ -169,6 +170,15 @@ class JournalConflict(JournalError):
 
 class JournalUnknown(JournalError):
     """A write or sync failed half way: only a restart, by reading, tells whether the commit was kept."""
+
+
+class LogCut(JournalError):
+    """Retention has dropped the position that a reader asked for. `first_position` of this shard is still there."""
+
+    def __init__(self, message: str, *, shard: int = 0, first_position: int = 0) -> None:
+        super().__init__(message)
+        self.shard = shard
+        self.first_position = first_position
 
 
 class LedgerError(StigmergyError):

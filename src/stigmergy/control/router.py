@@ -46,6 +46,7 @@ from stigmergy.control.replies import (
     StatusReply,
     VerifyReply,
 )
+from stigmergy.network.bus_link import NO_BUS, UP
 from stigmergy.node.column_roster import DescribedRoster, Place, check_enrolled_names, joined_rosters
 from stigmergy.shard.homes import Homes
 
@@ -99,12 +100,21 @@ def added_status(
         recovered=added(RecoveryReply, [one.recovered for one in known]),
         counters=dict(counters),
         troubles=[*troubles, *(trouble for one in known for trouble in one.troubles)],
-        link=known[0].link if known else LinkReply(),
+        link=_link(known),
         shared=UNSET,
         claims=UNSET,
         processes=[_owner(shard, statuses.get(shard)) for shard in range(shards)],
         copies=[copy for one in known for copy in one.copies or ()] or UNSET,
     )
+
+
+def _link(known: Sequence[StatusReply]) -> LinkReply:
+    """The link of an owner that is cut off, if there is one, else of any; with what all of them have to publish."""
+    links = [one.link for one in known if one.link.state != NO_BUS]
+    if not links:
+        return LinkReply()
+    worst = next((link for link in links if link.state != UP), links[0])
+    return structs.replace(worst, owed=sum(link.owed for link in links))
 
 
 def _owner(shard: int, status: StatusReply | None) -> ProcessReply:

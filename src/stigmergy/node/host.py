@@ -36,6 +36,7 @@ from stigmergy.node.column_intake import ColumnIntake, catch_up, durable_agent, 
 from stigmergy.node.committer import Committer, GroupInFlight
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.effector import Effector, Safety
+from stigmergy.node.feed import LogFeed
 from stigmergy.node.housekeeping import Housekeeper
 from stigmergy.node.ingress import Ingress
 from stigmergy.node.intake import AwaitedTicket, Intake, Repeats
@@ -174,6 +175,7 @@ class Host:
         plans, incarnation = declaration.plans, journal.identity.incarnation
         self.effector = Effector(actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish)
         self.safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
+        self.feed = LogFeed(journal, self.shards, self.durable_position, self._is_busy)
 
     def _shard_of(self, state: ShardState, claim: int) -> Shard:
         """A recovered shard, as this owner goes on with it."""
@@ -279,6 +281,10 @@ class Host:
         """The position up to which a shard is on disk."""
         return self._durable[shard]
 
+    def _is_busy(self) -> bool:
+        """Whether there is something to do for agents, or to write."""
+        return bool(self.mailbox.waiting) or not self.committer.idle
+
     def durable_image(self, address: str) -> Any:
         """An agent as it is on disk; None for one that is not there yet."""
         number = self.intake.shard_of(address)
@@ -303,6 +309,7 @@ class Host:
         if self.failure is None:
             self.failure = error
         self._failed.set()
+        self.feed.end(str(error))
         self.intake.close(str(error))
         self.waker.end()
         self.committer.abandon(error)
@@ -496,6 +503,7 @@ class Host:
             follow(self.shards[number].state, ready)
             self.batched_actuators.release(number, ready.blocks)
             self.housekeeper.durable(ready)
+            self.feed.durable(ready.commit, len(ready.sealed.body))
         for ticket in flight.tickets:
             ticket.resolve()
         self._repeats.give()
