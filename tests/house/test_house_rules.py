@@ -30,6 +30,7 @@ ADAPTERS = (
     "base/system",
     "bus/memory",
     "bus/mqtt",
+    "capture/postgres",
     "claims/memory_ledger",
     "claims/sqlite_file",
     "claims/sqlite_ledger",
