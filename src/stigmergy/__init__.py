@@ -52,6 +52,7 @@ from stigmergy.app.client import Client, Heard, connect
 from stigmergy.app.fleet import Fleet
 from stigmergy.app.moved import install as install_moved
 from stigmergy.base.errors import (
+    BlobMissing,
     ClaimLapsed,
     DeviceRefused,
     NoAnswer,
@@ -60,6 +61,7 @@ from stigmergy.base.errors import (
     Overloaded,
     StaleOrder,
     StigmergyError,
+    StoreFull,
 )
 from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset
 from stigmergy.control.live import Live
@@ -78,6 +80,7 @@ from stigmergy.devices.port import Feed
 from stigmergy.node.mailbox import BLOCK, DROP_OLDEST, sample
 from stigmergy.node.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots, UplinkSettings
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
+from stigmergy.store.blobs import Blobs, BlobSettings
 from stigmergy.uplink.rules import Aggregate, FieldSummary, Summary, UplinkRule
 
 install_moved()
@@ -94,6 +97,9 @@ __all__ = [
     "AgentStopped",
     "Aggregate",
     "Blob",
+    "BlobMissing",
+    "BlobSettings",
+    "Blobs",
     "BusSettings",
     "CancelWake",
     "Claim",
@@ -154,6 +160,7 @@ __all__ = [
     "Snapshots",
     "StaleOrder",
     "StigmergyError",
+    "StoreFull",
     "Summary",
     "Supervise",
     "Tell",

@@ -14,7 +14,7 @@ from stigmergy.app.copies import CopiesAt
 from stigmergy.audit.copy_format import CopiedShard, CopyManifest
 from stigmergy.audit.restore import CopyFound, find_copies
 from stigmergy.cli.main import main
-from stigmergy.cli.restore import Listed, by_age
+from stigmergy.cli.stores.restore import Listed, by_age
 from stigmergy.shard.commit import Head
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.cli.conftest import Folder

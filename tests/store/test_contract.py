@@ -8,7 +8,7 @@ import pytest
 from stigmergy.base.system import SystemClock
 from stigmergy.store import folder as folder_store
 from stigmergy.store import memory as memory_store
-from stigmergy.testing.store_contract import ObjectsContract, OpenStore, StoreContract
+from stigmergy.testing.store_contract import BlobsContract, ObjectsContract, OpenStore, StoreContract
 
 
 class TestMemoryStore(StoreContract):
@@ -19,7 +19,7 @@ class TestMemoryStore(StoreContract):
         memory_store.forget_store_server(place)
 
 
-class TestFolderStore(ObjectsContract):
+class TestFolderStore(ObjectsContract, BlobsContract):
     """A folder has objects and no keys."""
 
     @pytest.fixture

@@ -358,11 +358,20 @@ def own_fields(message: type[Message]) -> tuple[str, ...]:
 
 
 class Blob(Struct, frozen=True):
-    """A large payload by reference: the bytes live in a store under their digest, the event stays small."""
+    """A large payload by reference: the bytes live in a store under their digest, the event stays small.
+
+    `put` returns it. Keep the Blob itself in events and states: garbage collection finds no other reference.
+    """
 
     digest: bytes
+    """BLAKE3 of the bytes."""
     size_bytes: int
     media_type: str = "application/octet-stream"
+
+    @property
+    def hex(self) -> str:
+        """The digest in hexadecimal, as people and URLs write it."""
+        return self.digest.hex()
 
 
 def spec_of(message: type[Message]) -> MessageSpec:

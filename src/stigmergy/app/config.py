@@ -17,6 +17,7 @@
     ledger = "sqlite:ledger.db"        # who orders claims, for all processes of this machine
     peers = ["north.pub"]              # keys whose changes and claims are taken; else those that are heard first
     copies = ["nats://hub:4222"]       # stores that the journal is copied to: nats://… · folder:path
+    blobs = "nats://hub:4222"          # where large payloads are kept; else in a folder beside the journal
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
 
     [settings]
@@ -78,6 +79,8 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A further bus, from which the uplinks of all sites are taken."""
     copies: tuple[str, ...] | str = ()
     """Stores that the journal is copied to, to be restored from when its disk is lost."""
+    blobs: str | None = None
+    """The store of large payloads; a folder beside the journal, if nothing is said here."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +127,7 @@ def _beside(place: FleetConfig, folder: Path) -> FleetConfig:
         rings=tuple(str(folder / ring) for ring in place.rings),
         ledger=ledger,
         copies=tuple(_store_beside(url, folder) for url in copies),
+        blobs=None if place.blobs is None else _store_beside(place.blobs, folder),
     )
 
 

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.columns import Engine
+from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.config import Config, find_config
 from stigmergy.app.copies import Copiers, check_copied
 from stigmergy.app.feeds import checked_rings, open_rings
@@ -98,6 +99,7 @@ class Fleet(Declaration):
         ledger: str | None = None,
         peers: Sequence[str] = (),
         copies: Sequence[str] = (),
+        blobs: str | None = None,
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
@@ -109,12 +111,13 @@ class Fleet(Declaration):
         machine feed it by.
         Shared fields find their peers over the bus, or over `mesh` ('udp://0.0.0.0:7946?peers=…'); `ledger` orders what
         agents claim ('sqlite:ledger.db'); `peers` names the public keys of the nodes that are believed in both.
-        `copies` names stores that the journal is copied to ('nats://hub:4222', 'folder:/mnt/peer').
+        `copies` names stores that the journal is copied to ('nats://hub:4222', 'folder:/mnt/peer'); `blobs` the store
+        of large payloads, which are in a folder beside the journal otherwise.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
         _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger)
-        _check_texts(uplink_to=uplink_to, collect_from=collect_from)
+        _check_texts(uplink_to=uplink_to, collect_from=collect_from, blobs=blobs)
         _check_lists(peers=peers, copies=copies)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
@@ -129,6 +132,7 @@ class Fleet(Declaration):
             uplink_to=uplink_to,
             collect_from=collect_from,
             copies=tuple(copies),
+            blobs=blobs,
         )
         config = find_config(Path.cwd())
         check_one_process(
@@ -162,8 +166,10 @@ class Running:
         self.rings = checked_rings(rings) or config.fleet.rings
         self.node_config = find_node_config(node_config or NodeConfig(), config)
         check_copied(self.url, self.node_config.copies)
+        self._blobs_url = blobs_url(self.node_config.blobs, self.url)
         self.say: Callable[[str], None] = _say_to_the_log
         """Told what is worth a line at a start: that agents are compiled, or not heard. Set it before entering."""
+        self._threads = SystemThreads()
         self._link: BusLink | None = None
         self._host: Host | None = None
         self._safeguards: Safeguards | None = None
@@ -171,6 +177,7 @@ class Running:
         self._signer: Signer | None = None
         self._feedings: RingReaders | None = None
         self._copiers: Copiers | None = None
+        self._blobs: BlobsAt | None = None
         self._replication: Replication | None = None
 
     def _check_needs(self) -> None:
@@ -214,7 +221,7 @@ class Running:
                 agents=self._agents,
                 connect=lambda host: self._connect(host, signer, entropy, bus),
             )
-            devices = Devices(host, SystemThreads())
+            devices = Devices(host, self._threads)
             link, replication = self._link, self._replication
             key.keep()
             await start_attached(host, devices)
@@ -264,6 +271,8 @@ class Running:
             self._feedings.close()
         if self._devices is not None:
             await self._devices.close()
+        if self._blobs is not None:
+            await self._blobs.stop()
 
     def _connect(self, host: Host, signer: Signer, entropy: Entropy, bus: Bus | None) -> Connections:
         """Makes the node's sides of its bus, of its peers and of its ledger, and what retention has to respect."""
@@ -271,7 +280,16 @@ class Running:
         self._link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels)
         self._replication = make_replication(host, signer, entropy, self.node_config, self._link)
         self._safeguards = make_safeguards(host, self.url, signer)
-        return structs.replace(connections_of(self._link, self._replication), safeguards=self._safeguards)
+        self._blobs = BlobsAt(
+            self._blobs_url,
+            self._fleet.name,
+            host.clock,
+            self._threads,
+            host.settings.blobs,
+            make_folder=self.node_config.blobs is None,
+        )
+        found = connections_of(self._link, self._replication)
+        return structs.replace(found, safeguards=self._safeguards, blobs=self._blobs.blobs)
 
     @property
     def _copied_as(self) -> str:

@@ -43,6 +43,8 @@ class NodeConfig(Struct, frozen=True):
     """A further bus, that uplinks of whole sites come in by."""
     copies: tuple[str, ...] = ()
     """Stores that the journal is copied to."""
+    blobs: str | None = None
+    """The store of large payloads."""
 
 
 def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
@@ -70,6 +72,7 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         uplink_to,
         collect_from,
         given.copies or ((place.copies,) if isinstance(place.copies, str) else place.copies),
+        given.blobs or place.blobs,
     )
 
 

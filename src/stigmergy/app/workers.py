@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from stigmergy.app.blobs import BlobsAt
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import installed_version, make_link, verifier
 from stigmergy.app.keyring import SharedKey, read_key
-from stigmergy.app.node_config import NodeConfig, open_ledger
+from stigmergy.app.node_config import NodeConfig, check_store, open_ledger
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads
 from stigmergy.base.trust import Signer
@@ -44,6 +45,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
 from stigmergy.node.host import Host
 from stigmergy.node.needs import check_needs
+from stigmergy.node.settings import Settings
 from stigmergy.store.port import KeyValue
 
 if TYPE_CHECKING:
@@ -127,7 +129,9 @@ class NatsWorker:
             bus_link = await self._connect(parse_bus(self._node_config.bus), f"bus of {self._fleet.name}")
         for attachment in self._fleet.attachments:
             await attachment.open()
-        backend = NatsClusterBackend(self._fleet, link, self._node_config, signer, self.stop, bus_link=bus_link)
+        backend = NatsClusterBackend(
+            self._fleet, link, self._node_config, signer, self.stop, self._settings, bus_link=bus_link
+        )
         context = WorkerContext(
             declaration=self._fleet,
             backend=backend,
@@ -186,6 +190,7 @@ class NatsClusterBackend:
         node_config: NodeConfig,
         signer: Signer,
         stop: Callable[[], None],
+        settings: Settings,
         *,
         bus_link: NatsLink | None = None,
     ) -> None:
@@ -197,6 +202,17 @@ class NatsClusterBackend:
         self._stop = stop
         self._entropy = SystemEntropy()
         self._threads = SystemThreads()
+        self._blobs = self._open_blobs(settings)
+
+    def _open_blobs(self, settings: Settings) -> BlobsAt:
+        """The blobs of all shards of this worker: on the store that is named, else on the servers of the logs."""
+        from stigmergy.nats.store.store import NatsStore
+
+        clock, url = SystemClock(), self._node_config.blobs
+        store = NatsStore(self._link, clock) if url is None else None
+        return BlobsAt(
+            url or self._link.address.shown, self._fleet.name, clock, self._threads, settings.blobs, store=store
+        )
 
     async def open_log(self, shard: int) -> ShardLog:
         """The log of a shard: a stream of its own."""
@@ -232,6 +248,7 @@ class NatsClusterBackend:
             bus=bus,
             replication=self._replication(host, where, bus_link),
             control_server=control_server,
+            blobs=self._blobs.blobs,
         )
 
     def _open_bus(self, where: NodeConfig, shard: int, claim: int) -> Bus | None:
@@ -309,6 +326,13 @@ def check_surroundings(node_config: NodeConfig, config: Config, archive: str | N
             f"ledger {node_config.ledger!r} orders the claims of one machine or one process, and shards move: two "
             "agents could hold the same; give a ledger that all workers reach, such as nats://hub:4222?replicas=3"
         )
+    if node_config.blobs is not None:
+        if node_config.blobs.startswith("memory:"):
+            raise ConfigError(
+                f"blobs {node_config.blobs!r} are in one process, and shards move; leave blobs out, then they are on "
+                "the servers of the logs, or name a store that all workers reach"
+            )
+        check_store(node_config.blobs)
     if node_config.mesh is not None:
         raise ConfigError(
             f"mesh {node_config.mesh!r}: workers share fields over their bus; give --bus nats://… instead"

@@ -1,8 +1,11 @@
-"""The clock and entropy ports: the only sources of time and randomness."""
+"""The ports of clock, entropy and threads: the only sources of time and randomness, and of a place to block."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -23,4 +26,16 @@ class Entropy(Protocol):
 
     def token(self, size_bytes: int) -> bytes:
         """So many fresh random bytes."""
+        ...
+
+
+class Threads(Protocol):
+    """Runs plain code that may block, away from the event loop.
+
+    Bounded: so many calls at once; one more waits. A call that never returns keeps its thread and nothing else, nor
+    does it keep the process from ending. A simulation has no threads: there the call is made at once, in its place.
+    """
+
+    def run(self, call: Callable[[], T], /) -> Awaitable[T]:
+        """Begins the call; what is awaited has its result or what it raised. Cancelling does not stop the call."""
         ...

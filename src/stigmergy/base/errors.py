@@ -37,6 +37,8 @@ StigmergyError
 │   └── LedgerCorrupt      bytes that were written are not the bytes that are there
 ├── StoreError             the branch of stores: keys, leases and objects
 │   ├── StoreUnavailable   it cannot be reached or has no room; nothing was written: try again
+│   ├── StoreFull          a quota of ours would be passed: collect garbage, or raise it
+│   ├── BlobMissing        a blob that is referred to and is not there: put it
 │   ├── StoreUnknown       written or not: only reading tells
 │   ├── StoreConflict      somebody else has written there: read, and decide again
 │   ├── StoreForeign       not a bucket of ours, or one of another configuration
@@ -216,6 +218,14 @@ class StoreError(StigmergyError):
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached, is busy, or has no room. Nothing was written; try again later."""
+
+
+class StoreFull(StoreError):
+    """Our own quota of the store would be passed. Collect garbage, or raise the quota."""
+
+
+class BlobMissing(StoreError):
+    """Nobody has the blob that is referred to: it was never put, or was collected as garbage."""
 
 
 class StoreUnknown(StoreError):

@@ -28,7 +28,6 @@ from stigmergy.cli import (
     new,
     node,
     replay,
-    restore,
     run,
     sim,
     top,
@@ -41,6 +40,7 @@ from stigmergy.cli import (
 from stigmergy.cli.api import proto
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
+from stigmergy.cli.stores import blob, restore
 
 GROUPS = (
     new,
@@ -52,6 +52,7 @@ GROUPS = (
     log,
     replay,
     restore,
+    blob,
     node,
     company,
     top,

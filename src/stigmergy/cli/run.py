@@ -83,6 +83,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         help="copy the journal to this store, such as nats://hub:4222 or folder:/mnt/peer; repeatable",
     )
+    parser.add_argument("--blobs", metavar="URL", help="the store of large payloads; else a folder beside the journal")
     parser.add_argument("--uplink-to", metavar="URL", help="the bus of the uplink, if it is another one")
     parser.add_argument(
         "--collect-from", metavar="URL", help="take the uplinks of all sites of a hub: nats-sites://hub:4222"
@@ -118,6 +119,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         copies=tuple(arguments.copies),
         uplink_to=arguments.uplink_to,
         collect_from=arguments.collect_from,
+        blobs=arguments.blobs,
     )
     running = Running(
         fleet, config, journal, arguments.key, None, arguments.trust, (), node_config, rings=arguments.ring

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.errors import Bug, NotOwned, NotRunning, StigmergyError
@@ -25,6 +25,7 @@ from stigmergy.node.device_tasks import Devices
 from stigmergy.node.host import Connections, Host, connections_of
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import EnrollSigner
+from stigmergy.store.blobs import Blobs
 
 # Services of a shard's host, started and stopped in order: peers, devices, bus, replication, control. The host connects
 # to them when it is made. Missing ones are left out.
@@ -54,6 +55,7 @@ class ShardServices:
         bus: Bus | None = None,
         replication: Replication | None = None,
         control_server: Callable[[Live], ShardControlServer] | None = None,
+        blobs: Blobs | None = None,
     ) -> None:
         self.peers = peers
         self.devices = devices
@@ -61,6 +63,7 @@ class ShardServices:
         self._bus = bus
         """The connection of the link, which is closed whatever way it ends."""
         self.replication = replication
+        self._blobs = blobs
         self._make_control_server = control_server
         self._control_server: ShardControlServer | None = None
         self._started: list[PeerProcesses | Devices | BusLink | Replication] = []
@@ -68,7 +71,7 @@ class ShardServices:
     @property
     def connections(self) -> Connections:
         """What the host calls of them."""
-        return connections_of(self.peers, self.link, self.replication)
+        return structs.replace(connections_of(self.peers, self.link, self.replication), blobs=self._blobs)
 
     async def start(self, live: Live) -> None:
         """Right behind the start of the host, before its first turn. Raises, with all of it ended again."""

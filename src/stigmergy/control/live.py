@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import printable
-from stigmergy.agents.messages import Command, Event
+from stigmergy.agents.messages import Blob, Command, Event
 from stigmergy.audit.copier import CopyStanding
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
@@ -46,6 +47,7 @@ from stigmergy.shard.inputs import (
 )
 from stigmergy.shard.memory import DeadLetter
 from stigmergy.shard.shard import Shard
+from stigmergy.store.blobs import Blobs, Source
 
 BY_CHARS_MAX = 200
 LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
@@ -122,6 +124,28 @@ class Live:
     async def observe(self, address: str, event: Event) -> None:
         """Tells an agent what was observed; returns when it is kept as its type promises."""
         await self._host.intake.observe(address, event)
+
+    @property
+    def blobs(self) -> Blobs:
+        """Large payloads by reference: the store of this node."""
+        if self._host.blobs is None:
+            raise ConfigError("this node was made without a store for blobs; give its host one in `Connections`")
+        return self._host.blobs
+
+    async def put(self, source: Source, *, media_type: str = "application/octet-stream", again: bool = False) -> Blob:
+        """Stores bytes, a file (a Path) or the chunks of an async iterator, before you send what refers to them.
+
+        The same bytes are stored once. `again` replaces what is there, which was found damaged.
+        """
+        return await self.blobs.put(source, media_type=media_type, again=again)
+
+    async def fetch(self, blob: Blob) -> bytes:
+        """The bytes of a blob, verified; at most 64 MiB. `blobs.stream` gives them in chunks."""
+        return await self.blobs.fetch(blob)
+
+    async def fetch_to(self, blob: Blob, path: Path) -> Path:
+        """Fetches a blob of any size into a file, verified; goes on where an earlier fetch was interrupted."""
+        return await self.blobs.fetch_to(blob, path)
 
     async def deliver(self, envelope: bytes) -> None:
         """Takes an envelope, or a column batch for compiled agents; returns when all of it is durable, so that the

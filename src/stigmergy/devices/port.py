@@ -6,13 +6,12 @@ may rely on, and what it must do. An adapter for a vehicle or board offers objec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
 
 from stigmergy.agents.effects import Order
 from stigmergy.agents.messages import Action, Event
 
-T = TypeVar("T")
 ActionT = TypeVar("ActionT", bound=Action)
 
 
@@ -96,16 +95,4 @@ class Attachment(Protocol):
 
     async def close(self) -> None:
         """Ends."""
-        ...
-
-
-class Threads(Protocol):
-    """Runs plain code that may block, away from the event loop.
-
-    Bounded: so many calls at once; one more waits. A call that never returns keeps its thread and nothing else, nor
-    does it keep the process from ending. A simulation has no threads: there the call is made at once, in its place.
-    """
-
-    def run(self, call: Callable[[], T], /) -> Awaitable[T]:
-        """Begins the call; what is awaited has its result or what it raised. Cancelling does not stop the call."""
         ...

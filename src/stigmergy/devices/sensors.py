@@ -18,10 +18,10 @@ from msgspec import Struct
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import printable
 from stigmergy.agents.messages import SECOND_NS, Event
-from stigmergy.base.clock import Clock
+from stigmergy.base.clock import Clock, Threads
 from stigmergy.base.errors import DefinitionError, StigmergyError
 from stigmergy.devices.filters import Thinner, Thinning
-from stigmergy.devices.port import Feed, Threads
+from stigmergy.devices.port import Feed
 
 # A fixed rate on the monotonic clock: the grid never shifts, and missed ticks are skipped and counted.
 

@@ -103,6 +103,11 @@ def copies_bucket(fleet: str) -> str:
     return f"stig-copies-{token(fleet)}"
 
 
+def blobs_bucket(fleet: str) -> str:
+    """Holds a fleet's blobs, and what its nodes say of them."""
+    return f"stig-blobs-{token(fleet)}"
+
+
 def cluster_bucket(fleet: str) -> str:
     """Holds a fleet's workers and the owner of each shard."""
     return f"stig-cluster-{token(fleet)}"

@@ -20,6 +20,7 @@ from stigmergy.node.mailbox import BLOCK, StreamPolicy
 from stigmergy.node.settings import Settings
 from stigmergy.shard.homes import Homes, ShardKey
 from stigmergy.shard.state import plan_agents
+from stigmergy.store.blobs import Blobs, current_blobs
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 SHARDS_MAX = 4096
@@ -96,6 +97,11 @@ class Declaration(Equipment, Subscriptions):
     def engine_of(self, cls: type[Agent]) -> Engine:
         """Reads a class that is to be compiled. A bare declaration has no compiler; a `Fleet` has."""
         raise ConfigError(f"{cls.__qualname__} is to be compiled; declare it in a Fleet, or without compiled=")
+
+    @property
+    def blobs(self) -> Blobs:
+        """The blobs of the node that runs the calling sensor, actuator or worker; elsewhere NotRunning is raised."""
+        return current_blobs()
 
     @property
     def has_compiled(self) -> bool:

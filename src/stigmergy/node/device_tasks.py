@@ -17,10 +17,12 @@ from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.messages import SECOND_NS
+from stigmergy.base.clock import Threads
 from stigmergy.devices.loops import Loop, LoopContext, LoopCounters, LoopSpec
-from stigmergy.devices.port import Attachment, Threads
+from stigmergy.devices.port import Attachment
 from stigmergy.devices.sensors import Poller, Pusher, SensorCounters, SensorOutlet, SensorSpec, log
 from stigmergy.node.host import Host
+from stigmergy.store.blobs import as_current
 
 T = TypeVar("T")
 LOOK_EVERY_S = 1.0
@@ -191,7 +193,8 @@ class Devices:
         outlet = SensorOutlet(spec, address, self._host.intake.observe, self._is_stopped, clock, counters)
         self._outlets[key] = outlet
         runner: Any = Pusher(spec, outlet) if spec.every_s is None else Poller(spec, outlet, clock, self._threads)
-        self._tasks[key] = asyncio.ensure_future(runner.run())
+        with as_current(self._host.blobs):
+            self._tasks[key] = asyncio.ensure_future(runner.run())
 
     def _image(self, address: str) -> Agent | None:
         if self._host.failure is not None or self._is_stopped(address):

@@ -35,6 +35,7 @@ from stigmergy.shard.inputs import EffectSettled, EffectsSettled, Input, SafeAct
 from stigmergy.shard.outbox import INDEX_BITS, Pending
 from stigmergy.shard.shard import Shard
 from stigmergy.shard.state import addresses_of
+from stigmergy.store.blobs import Blobs, as_current
 
 Lane = tuple[str, str]
 """Sink and agent: what is in one lane is carried out in order. Slow work does not hold up an action."""
@@ -87,6 +88,7 @@ class Effector:
         settle: Settle,
         held_claim: Callable[[str, Claimed], OrderClaim | None],
         publish: Callable[[int, Pending], None] | None,
+        blobs: Blobs | None = None,
     ) -> None:
         """`held_claim` gives the claim that an effect is bound to, if the agent holds it right now. Without `publish`,
         what is published is unheard."""
@@ -113,6 +115,7 @@ class Effector:
         self._halted = False
         self._publish = publish
         self._held_claim = held_claim
+        self._blobs = blobs
         self.counters = EffectorCounters()
 
     def release(self, shard: int, pending: Pending) -> None:
@@ -183,7 +186,8 @@ class Effector:
             return
         self._safe_count += 1
         number = self._safe_count
-        self._safe_tasks[number] = asyncio.ensure_future(self._finish_safe(actuator, order, begun))
+        with as_current(self._blobs):
+            self._safe_tasks[number] = asyncio.ensure_future(self._finish_safe(actuator, order, begun))
         self._safe_tasks[number].add_done_callback(lambda _: self._safe_tasks.pop(number, None))
 
     @property
@@ -252,7 +256,8 @@ class Effector:
     def _start(self, name: Lane, begun: Begun = None) -> None:
         sink = name[0]
         if self._has_room(sink):
-            self._tasks.setdefault(sink, {})[name] = asyncio.ensure_future(self._work_off(name, begun))
+            with as_current(self._blobs):
+                self._tasks.setdefault(sink, {})[name] = asyncio.ensure_future(self._work_off(name, begun))
         else:
             self._waiting.setdefault(sink, deque()).append(name)
 

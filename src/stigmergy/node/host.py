@@ -49,6 +49,7 @@ from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.shard import Shard, Shards
 from stigmergy.shard.state import ShardState, addresses_of
+from stigmergy.store.blobs import Blobs
 
 log = logging.getLogger("stigmergy.host")
 DRAIN_LOOK_S = 0.002
@@ -70,6 +71,8 @@ class Connections(Struct, frozen=True):
     """Says which other node runs an agent; see `Assignment`."""
     safeguards: Safeguards | None = None
     """What retention has to respect: holds, and an archive."""
+    blobs: Blobs | None = None
+    """Where large payloads are: for sensors, actuators and workers, as `fleet.blobs`."""
 
 
 class Connected(Protocol):
@@ -173,7 +176,10 @@ class Host:
         self.committer = Committer(self.shards, journal, signer, clock, tidy, settings, *calls, covers_all)
         self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now, to.peers)
         plans, incarnation = declaration.plans, journal.identity.incarnation
-        self.effector = Effector(actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish)
+        self.blobs = to.blobs
+        self.effector = Effector(
+            actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish, to.blobs
+        )
         self.safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
         self.feed = LogFeed(journal, self.shards, self.durable_position, self._is_busy)
 

@@ -11,6 +11,7 @@ from stigmergy.audit.copy_format import CopySettings
 from stigmergy.base.errors import ConfigError
 from stigmergy.membership.settings import SwimSettings
 from stigmergy.shard.state import Limits
+from stigmergy.store.blobs import BlobSettings
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -199,6 +200,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     shared: SharedSettings = SharedSettings()
     membership: SwimSettings = SwimSettings()
     copies: CopySettings = CopySettings()
+    blobs: BlobSettings = BlobSettings()
 
     def __post_init__(self) -> None:
         for name in COUNTS:

@@ -20,9 +20,10 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.agents.effects import Order
+from stigmergy.app.blobs import BlobsAt
 from stigmergy.base.errors import StigmergyError
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.control.live import Live
@@ -46,6 +47,7 @@ from stigmergy.sim.links import Quality
 from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
 from stigmergy.sim.loop import ACTOR, SimClock, SimEntropy
 from stigmergy.sim.run import Run
+from stigmergy.store.memory import MemoryStore
 from stigmergy.uplink.rules import UplinkRule
 
 WAL_BYTES_MAX = 256 << 10
@@ -335,7 +337,9 @@ class SimNode:
             self.link = BusLink(host, self.bus, self.entropy, site="local", node=self.name, uplink=self.uplink)
         self.peers = None if self._attach is None else self._attach(host)
         self.parts = () if self.make_parts is None else tuple(self.make_parts(self, host))
-        return connections_of(self.link, self.peers, *self.parts)
+        store = MemoryStore(self.world.store_server, self.clock)
+        place = BlobsAt("memory:", self.declaration.name, self.clock, Inline(), self.settings.blobs, store=store)
+        return structs.replace(connections_of(self.link, self.peers, *self.parts), blobs=place.blobs)
 
     def _durable(self, group: Group) -> None:
         self.record("durable", [[sealed.shard, sealed.position, sealed.digest] for sealed in group.commits])

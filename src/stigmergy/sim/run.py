@@ -17,7 +17,8 @@ from blake3 import blake3
 
 from stigmergy.shard.commit import HashAlgorithm
 from stigmergy.sim.disk import SimDisk
-from stigmergy.sim.loop import STEPS_MAX, VirtualLoop
+from stigmergy.sim.loop import STEPS_MAX, SimClock, VirtualLoop
+from stigmergy.store.memory import MemoryStoreServer
 
 _CONTEXT = "stigmergy 2026 simulation trace"
 encode_detail = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -67,6 +68,8 @@ class Run:
         self.loop = VirtualLoop(seed=seed, shuffle=shuffle, deadline_s=deadline_s, steps_max=steps_max)
         self.trace = trace or Trace()
         self._disks: list[SimDisk] = []
+        self.store_server = MemoryStoreServer(SimClock(self.loop))
+        """The store of blobs that all nodes share; it never fails."""
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Runs the main coroutine to its end, then takes the disks out of the process. Once."""

@@ -15,14 +15,15 @@ import pytest
 
 from stigmergy.base.errors import Bug, StoreError
 from stigmergy.testing.journal_contract import in_a_loop
+from stigmergy.testing.store_contract.blobs import BlobsContract
 from stigmergy.testing.store_contract.keys import KeysContract, LeaseContract, WatchingContract
 from stigmergy.testing.store_contract.objects import ObjectsContract
 from stigmergy.testing.store_contract.rig import BUCKET, LEASE_S, Listener, OpenStore
 
-__all__ = ["Listener", "ObjectsContract", "OpenStore", "StoreContract"]
+__all__ = ["BlobsContract", "Listener", "ObjectsContract", "OpenStore", "StoreContract"]
 
 
-class StoreContract(KeysContract, WatchingContract, LeaseContract, ObjectsContract):
+class StoreContract(KeysContract, WatchingContract, LeaseContract, ObjectsContract, BlobsContract):
     """Every sentence of the port's docstrings, one test or more each."""
 
     @in_a_loop

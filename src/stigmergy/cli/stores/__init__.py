@@ -1,0 +1,1 @@
+"""Commands that speak to a store: no node has to run."""

@@ -1,0 +1,172 @@
+"""Blobs on a running node: from the program, from sensors and workers, on two nodes, across restarts."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stigmergy import (
+    Action,
+    Agent,
+    Blob,
+    BlobMissing,
+    Command,
+    Effects,
+    Event,
+    Events,
+    Fleet,
+    NotRunning,
+    Order,
+    Work,
+    decide,
+    evolve,
+    react,
+)
+from stigmergy.base.errors import ConfigError
+
+PHOTO = bytes(range(256)) * 5_000
+WITHIN_S = 240.0
+
+
+class Look(Command):
+    photo: Blob
+
+
+class PhotoTaken(Event):
+    photo: Blob
+
+
+class Looked(Event):
+    photo: Blob
+    thumbnail: Blob
+
+
+class Shrink(Work):
+    photo: Blob
+
+
+class Show(Action):
+    photo: Blob
+
+
+class Eye(Agent):
+    last: Blob | None = None
+    thumbnail: Blob | None = None
+
+    @decide
+    def look(self, command: Look) -> Events:
+        yield PhotoTaken(photo=command.photo)
+
+    @evolve
+    def taken(self, event: PhotoTaken) -> None:
+        self.last = event.photo
+
+    @react
+    def shrink(self, event: PhotoTaken) -> Effects:
+        yield Shrink(photo=event.photo)
+
+    @evolve
+    def looked(self, event: Looked) -> None:
+        self.thumbnail = event.thumbnail
+
+    @react
+    def show(self, event: Looked) -> Effects:
+        yield Show(photo=event.thumbnail)
+
+
+def make_fleet(shown: list[bytes]) -> Fleet:
+    fleet = Fleet("eyes", agents=[Eye])
+
+    @fleet.worker(Shrink)
+    async def shrink(order: Order[Shrink]) -> Looked:
+        photo = await fleet.blobs.fetch(order.effect.photo)
+        return Looked(photo=order.effect.photo, thumbnail=await fleet.blobs.put(photo[::100], media_type="image/x"))
+
+    @fleet.actuator(Show)
+    async def show(order: Order[Show]) -> None:
+        shown.append(await fleet.blobs.fetch(order.effect.photo))
+
+    return fleet
+
+
+async def wait_for(what: Any) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not what():  # noqa: ASYNC110 - any condition
+            await asyncio.sleep(0.01)
+
+
+async def test_a_worker_and_an_actuator_reach_the_blobs_of_their_node(tmp_path: Path) -> None:
+    shown: list[bytes] = []
+    fleet = make_fleet(shown)
+    url = f"sqlite:{tmp_path / 'eyes.db'}"
+    async with fleet.running(journal=url) as live:
+        assert not (tmp_path / "eyes.db-blobs").exists(), "made with the first blob"
+        photo = await live.put(PHOTO, media_type="image/x")
+        await live.send("Eye/e", Look(photo=photo))
+        await wait_for(lambda: shown)
+        assert shown == [PHOTO[::100]]
+        with pytest.raises(NotRunning, match=r"live\.put"):
+            _ = fleet.blobs
+    async with fleet.running(journal=url) as live:
+        eye = live.query("Eye/e", Eye)
+        assert eye.last == photo
+        assert eye.thumbnail is not None
+        assert await live.fetch(eye.thumbnail) == PHOTO[::100]
+        await live.fetch_to(photo, tmp_path / "photo")
+        assert (tmp_path / "photo").read_bytes() == PHOTO
+
+
+async def test_a_sensor_puts_what_it_has_seen(tmp_path: Path) -> None:
+    fleet = Fleet("eyes", agents=[Eye])
+
+    @fleet.sensor(Eye, every_s=0.02, agents=["e"])
+    async def camera(eye: str) -> PhotoTaken:
+        return PhotoTaken(photo=await fleet.blobs.put(PHOTO))
+
+    @fleet.worker(Shrink)
+    async def shrink(order: Order[Shrink]) -> Looked:
+        return Looked(photo=order.effect.photo, thumbnail=order.effect.photo)
+
+    async with fleet.running(journal="memory:") as live:
+        await wait_for(lambda: live.query("Eye/e", Eye).last is not None)
+        last = live.query("Eye/e", Eye).last
+        assert last is not None
+        assert await live.fetch(last) == PHOTO
+
+
+async def test_an_event_may_refer_to_what_is_not_there(tmp_path: Path) -> None:
+    """It is taken: the store may be elsewhere, and out of reach. Who fetches is told."""
+    fleet = make_fleet([])
+    async with fleet.running(journal="memory:") as live:
+        missing = Blob(bytes(32), 5)
+        await live.send("Eye/e", Look(photo=missing))
+        assert live.query("Eye/e", Eye).last == missing
+        with pytest.raises(BlobMissing, match="never put"):
+            await live.fetch(missing)
+
+
+async def test_two_nodes_in_one_program_have_stores_of_their_own(tmp_path: Path) -> None:
+    fleet, other = make_fleet([]), make_fleet([])
+    (tmp_path / "shared").mkdir()
+    one = fleet.running(journal=f"sqlite:{tmp_path / 'a.db'}", blobs=f"folder:{tmp_path / 'shared'}")
+    two = other.running(journal=f"sqlite:{tmp_path / 'b.db'}", blobs=f"folder:{tmp_path / 'shared'}")
+    async with one as live, two as far, make_fleet([]).running(journal="memory:") as alone:
+        photo = await live.put(PHOTO)
+        assert await far.fetch(photo) == PHOTO
+        with pytest.raises(BlobMissing):
+            await alone.fetch(photo)
+
+
+@pytest.mark.parametrize("wrong", ["photo.jpg", 5, None])
+async def test_what_cannot_be_put_is_refused(wrong: Any) -> None:
+    async with make_fleet([]).running(journal="memory:") as live:
+        with pytest.raises(ConfigError, match="Path"):
+            await live.put(wrong)
+        with pytest.raises(ConfigError, match="Blob"):
+            await live.fetch(wrong)
+
+
+def test_a_store_that_nobody_has_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="no adapter"):
+        make_fleet([]).running(journal="memory:", blobs="ftp://nowhere")
