@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import UNSET
 
 from stigmergy.agents.codec import tag_of
@@ -11,10 +13,12 @@ from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import messages_of
 from stigmergy.audit.copier import CopyStanding
 from stigmergy.audit.history import PastState
-from stigmergy.audit.listing import readable_fields, readable_time
+from stigmergy.audit.listing import LogEntry, Owing, readable_fields, readable_time
 from stigmergy.audit.verification import Verified
 from stigmergy.control.replies import (
     CopyReply,
+    ExplainedEffect,
+    ExplainedEntry,
     KindNames,
     LetterReply,
     LinkReply,
@@ -65,6 +69,12 @@ def described_verification(url: str, found: Verified) -> VerifyReply:
     heads = [filled(VerifiedHead, head, first=found.firsts.get(head.shard, 1)) for head in found.heads]
     signers = [filled(VerifiedSigner, signer) for signer in found.signers]
     return filled(VerifyReply, found, journal=url, heads=heads, signers=signers)
+
+
+def described_entry(entry: LogEntry, is_settled: Callable[[Owing], bool]) -> ExplainedEntry:
+    """An entry of an agent's log; of each of its effects, whether it is settled."""
+    effects = [filled(ExplainedEffect, one, settled=is_settled(one)) for one in entry.effects]
+    return filled(ExplainedEntry, entry, effects=effects)
 
 
 def described_letter(letter: DeadLetter) -> LetterReply:

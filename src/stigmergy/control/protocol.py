@@ -79,6 +79,25 @@ class NamesRequest(Request[replies.NamesReply], tag="names"):
     limit: int = 100
 
 
+class AgentsRequest(Request[replies.AgentsReply], tag="agents"):
+    """A page of the agents that are on disk, with their states, sorted by address; `after` is the last address of the
+    page before. `where` has conditions on fields of the state, all of which must hold: `battery<20`, `mission=M1`."""
+
+    kind: str | None = None
+    where: list[str] = []
+    limit: int = 100
+    after: str = ""
+
+
+class ExplainRequest(Request[replies.ExplainReply], tag="explain"):
+    """How an agent came to be as it is, or as it was at `position`: its last log entries, with their inputs, events and
+    effects, and whether each effect is settled."""
+
+    agent: str
+    position: int | None = None
+    limit: int = 20
+
+
 class RosterRequest(Request[DescribedRoster], tag="roster"):
     """How records for agents of a compiled kind are made: for programs that send column batches."""
 
@@ -230,6 +249,8 @@ SingleRequest = (
     | StateRequest
     | StatusRequest
     | NamesRequest
+    | AgentsRequest
+    | ExplainRequest
     | RosterRequest
     | EnrollAgentsRequest
     | HoldsRequest

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
+from stigmergy.audit.listing import Cause, Owing
 from stigmergy.audit.verification import Problem
 from stigmergy.claims.service import ClaimsStatus
 from stigmergy.network.replicator import SharedStatus
@@ -26,6 +27,21 @@ def filled(kind: type[T], source: object, **given: Any) -> T:
             value = getattr(source, name)
             given[name] = value.hex() if isinstance(value, bytes) else value
     return kind(**given)
+
+
+# ---------------------------------------------------------------------- parts of a fleet
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Whose answer an item is, if the owners of several shards were asked."""
+
+    shard: int | UnsetType = UNSET
+
+
+class MissingPart(Part, frozen=True, kw_only=True):
+    """A shard without an answer."""
+
+    why: str
 
 
 # ---------------------------------------------------------------------- agents
@@ -73,6 +89,59 @@ class NamesReply(Struct, frozen=True):
 
     kinds: dict[str, KindNames]
     agents: list[str]
+
+
+class ListedAgent(Struct, frozen=True):
+    """An agent of a listing, with its durable state."""
+
+    agent: str
+    shard: int
+    stopped: str | None
+    state: dict[str, Any]
+
+
+class AgentsReply(Struct, frozen=True):
+    """A page of agents, sorted by address."""
+
+    agents: list[ListedAgent]
+    next: str | None
+    """What to give as `after` for the next page; None at the end."""
+    missing: list[MissingPart] = []
+    """Shards that did not answer: their agents are not listed."""
+
+
+class ExplainedEffect(Owing, frozen=True):
+    """An effect of an event. `settled`: it was carried out or given up, and is not owed any more."""
+
+    settled: bool = False
+
+
+class ExplainedEntry(Struct, frozen=True):
+    """One entry of the log of an agent: an event, an answered command, or an effect without an event."""
+
+    kind: str
+    shard: int
+    position: int
+    index: int
+    time: str
+    type: str
+    fields: Any
+    cause: Cause
+    effects: list[ExplainedEffect]
+    refused: str | None = None
+
+
+class ExplainReply(Struct, frozen=True):
+    """How an agent came to be as it is: its state, and the entries of its log before, oldest first."""
+
+    agent: str
+    known: bool
+    shard: int
+    position: int
+    time: str | None
+    stopped: str | None
+    state: dict[str, Any]
+    entries: list[ExplainedEntry]
 
 
 class LetterReply(Struct, frozen=True):
@@ -327,12 +396,6 @@ class RevokeReply(Struct, frozen=True):
 # ---------------------------------------------------------------------- shared objects and claims
 
 
-class Part(Struct, frozen=True, kw_only=True):
-    """Whose answer an item is, if the owners of several shards were asked."""
-
-    shard: int | UnsetType = UNSET
-
-
 class ReplicaReply(Struct, frozen=True):
     """A replica of a shared object."""
 
@@ -432,12 +495,6 @@ class ResourceReply(Struct, frozen=True):
 
 
 # ---------------------------------------------------------------------- streams
-
-
-class MissingPart(Part, frozen=True, kw_only=True):
-    """A shard without an answer."""
-
-    why: str
 
 
 class StreamEnd(Struct, frozen=True):

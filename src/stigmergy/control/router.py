@@ -31,6 +31,7 @@ from stigmergy.control.protocol import (
     single,
 )
 from stigmergy.control.replies import (
+    AgentsReply,
     LinkReply,
     LogProgress,
     MissingPart,
@@ -153,6 +154,14 @@ def added_verifications(journal: str, found: Sequence[VerifyReply]) -> VerifyRep
 def joined_names(found: Sequence[NamesReply], limit: int) -> NamesReply:
     """The kinds, which all know, and the first of all agents."""
     return NamesReply(found[0].kinds, sorted(agent for one in found for agent in one.agents)[:limit])
+
+
+def joined_agents(pages: Sequence[AgentsReply], limit: int, missing: Sequence[MissingPart]) -> AgentsReply:
+    """The first agents of all pages. More follow if some were left out here, or at an owner."""
+    listed = sorted((one for page in pages for one in page.agents), key=lambda one: one.agent)
+    more = len(listed) > limit or any(page.next for page in pages)
+    listed = listed[:limit]
+    return AgentsReply(listed, listed[-1].agent if more and listed else None, list(missing))
 
 
 class MergedEntries:
@@ -294,6 +303,8 @@ class ControlRouter:
                 return await self.status()
             case protocol.NamesRequest():
                 return joined_names(await self._ask_all(request), request.limit)
+            case protocol.AgentsRequest():
+                return await self._agents(request)
             case protocol.RosterRequest():
                 return joined_rosters(await self._ask_all(request))
             case protocol.EnrollAgentsRequest():
@@ -318,7 +329,11 @@ class ControlRouter:
         """The one shard that a request is about, if it is about one."""
         match request:
             case (
-                protocol.SendRequest() | protocol.ObserveRequest() | protocol.StateRequest() | protocol.ResumeRequest()
+                protocol.SendRequest()
+                | protocol.ObserveRequest()
+                | protocol.StateRequest()
+                | protocol.ExplainRequest()
+                | protocol.ResumeRequest()
             ):
                 return self._homes.of(request.agent)
             case protocol.LogRequest() | protocol.ExportRequest():
@@ -416,6 +431,11 @@ class ControlRouter:
         few = entries[: request.limit] if request.first is not None else entries[-request.limit :]
         return _stream(few, found.missing)
 
+    async def _agents(self, request: protocol.AgentsRequest) -> AgentsReply:
+        """The first of the agents of all; each owner is asked for a whole page, because all may be of one of them."""
+        found = await self._ask_who_answers(request)
+        return joined_agents([page for pages in found.all_items() for page in pages], request.limit, found.missing)
+
     async def _enroll(self, request: protocol.EnrollAgentsRequest) -> DescribedRoster:
         """Each owner enrols those agents that it has; one that has none of them says what it has anyhow."""
         check_enrolled_names(request.names)
@@ -457,7 +477,8 @@ class _Passed:
         try:
             line = await anext(self._lines)
         except NotRunning as error:
-            raise NotRunning(f"the owner of shard {self._shard} does not answer now; {AGAIN} ({error})") from None
+            text = f"the owner of shard {self._shard} does not answer now; {AGAIN} ({error})"
+            raise type(error)(text) from None
         if not line.startswith(ITEM):
             self._over = True
             await close_answers(self._lines)
@@ -478,13 +499,14 @@ async def _first(branch: OwnerClient, request: Request[R]) -> R:
 
 
 async def _items(branch: OwnerClient, request: Request[R]) -> list[R]:
-    """All items of the answer of an owner; raises what it refuses with."""
+    """All items of the answer of an owner, or its one answer; raises what it refuses with."""
     lines = branch.ask(request)
     found: list[R] = []
     try:
         async for line in lines:
             reply = read_reply(line, request)
             if reply.item is None:
+                found += [] if reply.ok is None else [reply.ok]
                 break
             found.append(reply.item)
     finally:

@@ -31,8 +31,10 @@ from stigmergy.base.errors import (
 )
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.control import protocol, replies
+from stigmergy.control.agent_listing import list_agents
 from stigmergy.control.description import (
     described_copy,
+    described_entry,
     described_kind,
     described_letter,
     described_link,
@@ -128,6 +130,10 @@ class ControlService:
                 return self._status()
             case protocol.NamesRequest():
                 return self._names(request)
+            case protocol.AgentsRequest():
+                return await list_agents(self._live, request)
+            case protocol.ExplainRequest():
+                return await self._explain(request)
             case protocol.RosterRequest():
                 return self._roster(self._live.roster(request.kind))
             case protocol.EnrollAgentsRequest():
@@ -194,6 +200,19 @@ class ControlService:
             raise NotRunning("the log ended while it was read; ask again")
         finally:
             self._end_long()
+
+    async def _explain(self, request: protocol.ExplainRequest) -> replies.ExplainReply:
+        at = None if request.position is None else str(request.position)
+        seen = await self._state(protocol.StateRequest(agent=request.agent, at=at))
+        wanted = EntryFilter(agent=request.agent, last=request.position, limit=request.limit)
+        outbox = self._host.shards[seen.shard].state.outbox
+        entries: list[replies.ExplainedEntry] = []
+        for entry in list_log(self._host.journal, wanted, self._reading):
+            if entry is None:
+                await asyncio.sleep(0)
+            else:
+                entries.append(described_entry(entry, lambda one: outbox.get(one.sink, one.sequence) is None))
+        return filled(replies.ExplainReply, seen, entries=entries)
 
     def _begin_long(self) -> None:
         if self._long:
