@@ -46,6 +46,7 @@ ADAPTERS = (
     "membership/udp",
     "nats",
     "ring",
+    "serve",
     "store/folder",
     "store/memory",
 )

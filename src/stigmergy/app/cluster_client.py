@@ -66,6 +66,10 @@ RETRYABLE = (
 """Requests for which somebody waits until the shard has arrived."""
 
 
+class InDoubt(NotRunning):
+    """Nobody answers any more, and somebody may have taken what was asked."""
+
+
 class Workers:
     """Asks the owners of all shards of a fleet, over a link that is open. Repeats what may be repeated while shards
     move."""
@@ -88,6 +92,17 @@ class Workers:
         if reply is None or reply.ok is None:
             raise NotRunning("the answer ended before it began; ask again")
         return reply.ok
+
+    async def items(self, request: Request[R]) -> list[R]:
+        """All items of an answer that is a stream, of the shards that answer; raises as `ask` does."""
+        answers = await self.board.answer(request)
+        found: list[R] = []
+        try:
+            while (reply := await _next(answers, request)) is not None and reply.end is None:
+                found += [] if reply.item is None else [reply.item]
+        finally:
+            await close_answers(answers)
+        return found
 
     async def check_bus(self) -> None:
         """Refuses to listen where agents are not heard: workers without a bus publish nothing. Where no worker is
@@ -289,6 +304,7 @@ class _RetriedRequest:
         self._began_s = asyncio.get_running_loop().time()
         self._within_s = MOVED_S_MAX if isinstance(request, RETRYABLE) else LOOK_S_MAX
         self._moved = _repeated_upon(request)
+        self._may_be_taken = False
         self._lines: AsyncIterator[bytes] | None = None
 
     def __aiter__(self) -> _RetriedRequest:
@@ -316,15 +332,17 @@ class _RetriedRequest:
                 error = read_refusal(line)
                 if not isinstance(error, self._moved):
                     return line
+                self._may_be_taken |= isinstance(error, JournalUnknown)
             except NotRunning as nobody:
                 error = nobody
             except LinkDown as broke:
                 if LinkDown not in self._moved:
-                    raise NotRunning(f"{broke}; whether it was taken is unknown, and it is not said twice") from None
+                    raise InDoubt(f"{broke}; whether it was taken is unknown, and it is not said twice") from None
+                self._may_be_taken = True
                 error = broke
             await self.aclose()
             passed_s = asyncio.get_running_loop().time() + pause_s - self._began_s
             if passed_s > self._within_s or (passed_s > NOBODY_S_MAX and not await self._client.is_anybody_there()):
-                raise NotRunning(str(error))
+                raise InDoubt(str(error)) if self._may_be_taken else NotRunning(str(error))
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)

@@ -311,14 +311,18 @@ class Running:
         """Where the control endpoint is by default: beside the journal."""
         return control_path(self.url, self._fleet.name)
 
-    def control(self, live: Live, path: Path, version: str, stop: Callable[[], None]) -> ControlServer:
-        """The control endpoint of the running fleet, not yet listening; `stop` is called when a client asks for it."""
+    def service(self, live: Live, version: str, stop: Callable[[], None]) -> ControlService:
+        """Answers control requests about the running fleet; `stop` is called when a client asks for that."""
         if self._signer is None:
             raise NotRunning("the fleet does not run yet; enter it first")
         node = NodeDescription(
             version, shown_url(self.url), (self._signer.algorithm, self._signer.public_key), self._signer
         )
-        return ControlServer(path, ControlEndpoint(ControlService(live, verifier(), node, stop)))
+        return ControlService(live, verifier(), node, stop)
+
+    def control(self, service: ControlService, path: Path) -> ControlServer:
+        """The control endpoint of the running fleet, not yet listening."""
+        return ControlServer(path, ControlEndpoint(service))
 
 
 def _say_to_the_log(sentence: str) -> None:

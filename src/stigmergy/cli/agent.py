@@ -1,4 +1,4 @@
-"""`stigmergy state`, `send` and `observe`: show one agent's state, send it a command or an observation.
+"""`stigmergy send`, `observe`, `state`, `agents` and `explain`: commands and questions to agents.
 
 A running node answers: it knows the classes and reads the fields by their types. Only the state of an agent whose node
 is stopped is read from the journal, which needs the user's classes.
@@ -20,7 +20,7 @@ from stigmergy.audit.history import History, Moment, read_moment
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, Output, shown
+from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown, shown_fields
 from stigmergy.cli.display.places import (
     add_place,
     ask,
@@ -32,7 +32,7 @@ from stigmergy.cli.display.places import (
     find_running_place,
 )
 from stigmergy.control.description import described_sight
-from stigmergy.control.protocol import ObserveRequest, SendRequest, StateRequest
+from stigmergy.control.protocol import AgentsRequest, ExplainRequest, ObserveRequest, SendRequest, StateRequest
 from stigmergy.control.replies import StateReply
 
 _FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
@@ -52,9 +52,14 @@ STATE_EXAMPLES = """examples:
   stigmergy state Drone/D-17 --at 2026-11-15T08:00:00Z      after the last commit by then
 """
 
+AGENTS_EXAMPLES = """examples:
+  stigmergy agents Drone
+  stigmergy agents Drone --where 'battery<20' --where mission=M1    all conditions must hold: =, !=, <, <=, >, >=
+"""
+
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds `send`, `observe` and `state`."""
+    """Adds the commands about agents."""
     parser = commands.add_parser(
         "send",
         parents=[common],
@@ -91,6 +96,32 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--at", metavar="TIME|POSITION", help="as it was then; a time needs its zone, such as Z")
     add_place(parser, nats=True)
     parser.set_defaults(run=show_state)
+
+    parser = commands.add_parser(
+        "agents",
+        parents=[common],
+        help="list agents, by conditions on their states",
+        description="Lists the agents of a running node or of a fleet on workers, with their states.",
+        epilog=AGENTS_EXAMPLES,
+    )
+    parser.add_argument("kind", metavar="KIND", nargs="?", help="only agents of this kind, such as Drone")
+    parser.add_argument("--where", metavar="CONDITION", action="append", default=[], help="FIELD=VALUE; repeatable")
+    parser.add_argument("--limit", metavar="N", type=int, default=100, help="so many at most (100)")
+    parser.add_argument("--after", metavar="KIND/NAME", default="", help="begin behind this one")
+    add_place(parser, nats=True)
+    parser.set_defaults(run=list_agents)
+    parser = commands.add_parser(
+        "explain",
+        parents=[common],
+        help="show how an agent came to be as it is",
+        description="Shows the inputs, events and effects that led to an agent's state, oldest first.",
+        epilog="example:\n  stigmergy explain Drone/D-17 --limit 5\n",
+    )
+    parser.add_argument("agent", metavar="KIND/NAME", help="which agent, such as Drone/D-17")
+    parser.add_argument("--at", metavar="POSITION", type=int, help="as it was after the commit at this position")
+    parser.add_argument("--limit", metavar="N", type=int, default=20, help="so many entries of its log (20)")
+    add_place(parser, nats=True)
+    parser.set_defaults(run=explain)
 
 
 def send(arguments: argparse.Namespace, output: Output) -> int:
@@ -155,6 +186,44 @@ def show_state(arguments: argparse.Namespace, output: Output) -> int:
     else:
         seen = _from_journal(arguments, moment, output)
     _show(seen, output)
+    return exits.OK
+
+
+def list_agents(arguments: argparse.Namespace, output: Output) -> int:
+    """Lists agents."""
+    request = AgentsRequest(kind=arguments.kind, where=arguments.where, limit=arguments.limit, after=arguments.after)
+    found = ask(find_place(arguments), request)
+    output.document(found)
+    rows: list[tuple[Cell, Cell]] = []
+    for one in found.agents:
+        fields = shown_fields({name: value for name, value in one.state.items() if name != "id"})
+        rows.append(((one.agent, BAD if one.stopped else NAME), fields))
+    output.table(("AGENT", "STATE") if rows else (), rows)
+    if not rows:
+        output.note("no such agents")
+    if found.next is not None:
+        output.note(f"there are more: --after {found.next}")
+    for part in found.missing:
+        output.note(f"not shown: {part.why}", BAD)
+    return exits.NOT_RUNNING if found.missing else exits.OK
+
+
+def explain(arguments: argparse.Namespace, output: Output) -> int:
+    """Shows how an agent came to be as it is."""
+    request = ExplainRequest(agent=arguments.agent, position=arguments.at, limit=arguments.limit)
+    found = ask(find_place(arguments), request)
+    output.document(found)
+    for entry in found.entries:
+        cause = entry.cause.command or entry.cause.source
+        said: list[Cell] = [(f"{entry.position:>8}", HEADING), f"  {entry.time}  ", (entry.type, NAME)]
+        said.append(f" {shown_fields(entry.fields)}  because of {cause}")
+        output.line(*said, *([] if entry.refused is None else [(f"  refused: {entry.refused}", BAD)]))
+        for effect in entry.effects:
+            state: Cell = ("settled", GOOD) if effect.settled else ("owed", WARN)
+            to = f" to {effect.to}" if effect.to else ""
+            output.line(f"{'':>10}-> {effect.sink}{to}: {effect.type} {shown_fields(effect.fields)} ", state)
+    output.line((found.agent, NAME), (f"  position {found.position}", HEADING))
+    output.fields((name, shown(value)) for name, value in found.state.items())
     return exits.OK
 
 

@@ -37,7 +37,7 @@ from stigmergy.cli import (
 from stigmergy.cli import (
     peers as company,
 )
-from stigmergy.cli.api import proto
+from stigmergy.cli.api import proto, serve, token
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
 from stigmergy.cli.stores import blob, restore
@@ -48,6 +48,8 @@ GROUPS = (
     worker,
     gateway,
     up,
+    serve,
+    token,
     agent,
     log,
     replay,

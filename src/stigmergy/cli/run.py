@@ -14,21 +14,26 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from stigmergy.app.fleet import Fleet, NodeConfig, Running, make_process_ours
+from stigmergy.app.fleet import Fleet, NodeConfig, Running, journal_path, make_process_ours
 from stigmergy.app.parts import check_one_process, shown_url
 from stigmergy.base.errors import NotRunning
 from stigmergy.base.tasks import end_tasks
+from stigmergy.cli.api.serve import add_serving, serving_of, tell_serving
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output, counted, shown_bytes, version
 from stigmergy.cli.display.places import add_peer_keys, config_of, fleet_spec, folder_of, load_fleet, url_of
 from stigmergy.cli.display.troubles import LinkWatch, TroubleReport, troubles_of
 from stigmergy.control.description import described_recovery
 from stigmergy.control.live import Live
+from stigmergy.control.server import ControlService
 from stigmergy.journal.recovery import sum_up_passed_over
+
+if TYPE_CHECKING:
+    from stigmergy.serve.server import ApiServer, Serving
 
 STATUS_EVERY_S = 1.0
 LEFT_BEHIND_S = 1.0
@@ -42,6 +47,7 @@ EXAMPLES = """examples:
   stigmergy run drone:fleet --mesh 'udp://0.0.0.0:7946?peers=north@10.0.0.7:7946'    shared fields without a broker
   stigmergy run drone:fleet --ledger sqlite:ledger.db    claims, between the nodes of this machine
   stigmergy run drone:fleet --ring telemetry.ring    fed by a producer on this machine
+  stigmergy run drone:fleet --serve :8080        and its HTTP API, see http://127.0.0.1:8080/docs
   stigmergy run                                  what stigmergy.toml says: module = "drone:fleet" under [fleet]
 """
 
@@ -97,6 +103,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         help="read a producer's messages from this ring; repeatable",
     )
+    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the HTTP API too, such as :8080 on this machine")
+    add_serving(parser)
     parser.set_defaults(run=run)
 
 
@@ -127,8 +135,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     running.say = output.note
     _tell_unused(fleet, running.node_config, output)
     path = arguments.socket or running.socket
+    serving = None
+    if arguments.serve is not None:
+        serving = serving_of(arguments, arguments.serve, journal_path(running.url), fleet.name)
     make_process_ours(large_commits=fleet.has_compiled)
-    return run_to_the_end(NodeRun(fleet, running, path, output).live_and_die())
+    return run_to_the_end(NodeRun(fleet, running, path, output, serving).live_and_die())
 
 
 def _tell_unused(fleet: Fleet, node_config: NodeConfig, output: Output) -> None:
@@ -167,8 +178,11 @@ async def _end_rest(patience_s: float) -> bool:
 class NodeRun:
     """One run of a fleet."""
 
-    def __init__(self, fleet: Fleet, running: Running, path: Path, output: Output) -> None:
+    def __init__(
+        self, fleet: Fleet, running: Running, path: Path, output: Output, serving: Serving | None = None
+    ) -> None:
         self._fleet = fleet
+        self._serving = serving
         self._running = running
         self._path = path
         self._output = output
@@ -186,15 +200,20 @@ class NodeRun:
         async with self._running as live:
             self._heed_signals()
             self._tell_recovered(live, time.monotonic() - began_s)
-            server = self._running.control(live, self._path, version(), lambda: self._stop("control"))
+            service = self._running.service(live, version(), lambda: self._stop("control"))
+            server = self._running.control(service, self._path)
             await server.start()
+            api: ApiServer | None = None
             try:
                 self._tell_listening()
+                api = await self._serve(service)
                 self.on_live(live)
                 await self._wait(live)
             finally:
                 self._clear_status()
                 self._tell_safe_actions(live)
+                if api is not None:
+                    await api.close()
                 await server.close()
         if live.failure is not None and not isinstance(live.failure, NotRunning):
             raise live.failure
@@ -203,6 +222,17 @@ class NodeRun:
             "stopped ", (self._fleet.name, NAME), f" ({self._reason}); everything taken is in the journal"
         )
         return exits.OK
+
+    async def _serve(self, service: ControlService) -> ApiServer | None:
+        """The HTTP API, if it was asked for."""
+        if self._serving is None:
+            return None
+        from stigmergy.serve.asker import NodeAsker
+        from stigmergy.serve.server import ApiServer
+
+        api = ApiServer(self._fleet, NodeAsker(service), self._serving)
+        tell_serving(self._output, self._fleet.name, (await api.start()).url)
+        return api
 
     async def _wait(self, live: Live) -> None:
         """Until a signal, a client or a failure ends it."""

@@ -1,0 +1,136 @@
+"""`stigmergy serve`: the HTTP API of a running fleet, and the options of every command that serves it.
+
+`serve` runs beside a node or a fleet on workers; `run --serve` has the API in the node's own process, which is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stigmergy.app.cluster_client import find_workers
+from stigmergy.app.fleet import Fleet
+from stigmergy.base.errors import ConfigError
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import GOOD, Output
+from stigmergy.cli.display.places import (
+    ClusterPlace,
+    add_place,
+    config_of,
+    find_place,
+    fleet_spec,
+    folder_of,
+    load_fleet,
+)
+from stigmergy.serve.tokens import tokens_path
+
+if TYPE_CHECKING:
+    from stigmergy.serve.asker import Asker
+    from stigmergy.serve.server import Serving
+
+LISTEN = "127.0.0.1:8080"
+SERVE_EXAMPLES = """examples:
+  stigmergy serve drone:fleet                                  beside the node that runs here
+  stigmergy serve drone:fleet --nats nats://hub:4222           for a fleet on workers
+  stigmergy serve drone:fleet --listen 0.0.0.0:8443 --cert fleet.crt --cert-key fleet.pem    for others, with tokens
+  curl http://127.0.0.1:8080/v1/agents                         then ask; /docs shows what there is
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `serve`."""
+    parser = commands.add_parser(
+        "serve",
+        parents=[common],
+        help="serve a running fleet over HTTP",
+        description="Serves the HTTP API of a running node, or of a fleet on several workers.",
+        epilog=SERVE_EXAMPLES,
+    )
+    parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
+    parser.add_argument("--listen", metavar="HOST:PORT", default=LISTEN, help=f"where to listen ({LISTEN})")
+    add_serving(parser)
+    add_place(parser, fleet=False, nats=True)
+    parser.set_defaults(run=serve)
+
+
+def add_serving(parser: argparse.ArgumentParser) -> None:
+    """The options of everything that serves HTTP."""
+    serving = parser.add_argument_group("HTTP")
+    serving.add_argument("--tokens", metavar="FILE", type=Path, help="the token file; else beside the journal")
+    serving.add_argument("--cert", metavar="FILE", type=Path, help="the certificate for TLS")
+    serving.add_argument("--cert-key", metavar="FILE", type=Path, help="its private key")
+    serving.add_argument(
+        "--host", metavar="NAME", action="append", default=[], help="a further name of this server; repeatable"
+    )
+    serving.add_argument(
+        "--cors", metavar="ORIGIN", action="append", default=[], help="web pages of this origin may ask; repeatable"
+    )
+    serving.add_argument("--rate", metavar="N", type=float, help="requests of one caller in a second, at most")
+    serving.add_argument("--insecure", action="store_true", help="let others in without tokens or TLS")
+
+
+def serving_of(arguments: argparse.Namespace, listen: str, journal: Path | None, fleet: str) -> Serving:
+    """What the command line says. Raises ConfigError."""
+    from stigmergy.serve.access import RATE_PER_S, Policy
+    from stigmergy.serve.listener import read_address
+    from stigmergy.serve.server import Serving
+
+    if arguments.rate is not None and not 0 < arguments.rate < 1e9:
+        raise ConfigError(f"--rate {arguments.rate:g}: give how many requests a second one caller may make")
+    for origin in arguments.cors:
+        if not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise ConfigError(f"--cors {origin}: give an origin, such as https://ops.example, without a path")
+    return Serving(
+        read_address(listen, arguments.cert, arguments.cert_key),
+        arguments.tokens or tokens_path(journal, fleet),
+        Policy(tuple(name.lower() for name in arguments.host), tuple(arguments.cors), arguments.rate or RATE_PER_S),
+        arguments.insecure,
+    )
+
+
+def serve(arguments: argparse.Namespace, output: Output) -> int:
+    """Serves until it is stopped."""
+    place = find_place(arguments)
+    fleet = load_fleet(fleet_spec(arguments, config_of(arguments)), folder_of(arguments))
+    journal = None if isinstance(place, ClusterPlace) else Path(str(place).removesuffix(".sock"))
+    serving = serving_of(arguments, arguments.listen, journal, fleet.name)
+    return asyncio.run(_serve(fleet, place, serving, output))
+
+
+async def _serve(fleet: Fleet, place: Path | ClusterPlace, serving: Serving, output: Output) -> int:
+    from stigmergy.serve.server import ApiServer
+
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    server = ApiServer(fleet, await _asker(fleet, place), serving)
+    address = await server.start()
+    try:
+        tell_serving(output, fleet.name, address.url)
+        await stopping.wait()
+    finally:
+        await server.close()
+    output.document({"event": "stopped", "fleet": fleet.name})
+    return exits.OK
+
+
+async def _asker(fleet: Fleet, place: Path | ClusterPlace) -> Asker:
+    from stigmergy.serve.asker import SocketAsker, WorkersAsker
+
+    if isinstance(place, Path):
+        return SocketAsker(place)
+    workers, bus = await find_workers(place.url, fleet, "serve")
+    if workers is None:
+        await bus.close()
+        raise ConfigError(f"no worker of the fleet {fleet.name!r} was ever started at {place.url}; start one first")
+    return WorkersAsker(workers)
+
+
+def tell_serving(output: Output, fleet: str, url: str) -> None:
+    """Says where the API is."""
+    output.document({"event": "serving", "fleet": fleet, "url": url})
+    output.line(("serving", GOOD), f" {url}/docs")

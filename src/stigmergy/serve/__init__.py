@@ -1,0 +1,1 @@
+"""The HTTP API of a fleet: a transport of the control protocol."""

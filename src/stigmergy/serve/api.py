@@ -1,0 +1,364 @@
+"""The HTTP API of a fleet: each request becomes a control request, and its reply the answer.
+
+    POST /v1/agents/Drone/D-17/StartMission    {"mission": "M1"}    Idempotency-Key: order-4711
+
+What is asked is checked by the fleet's own types before anybody is asked, so that an answer can name the wrong field.
+Nothing of a fleet's state is kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from stigmergy.agents.messages import Command, Event, Message
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.text import find_message
+from stigmergy.base.clock import Entropy
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.base.errors import ConfigError, StigmergyError, UnknownKind
+from stigmergy.control import protocol
+from stigmergy.control.replies import MissingPart
+from stigmergy.node.declaration import Declaration
+from stigmergy.serve.access import AccessGate, DeniedRequest
+from stigmergy.serve.asker import Asker
+from stigmergy.serve.http import (
+    HttpAnswer,
+    HttpCall,
+    HttpRoute,
+    HttpRoutes,
+    Receive,
+    Send,
+    json_answer,
+    number_of,
+    one_of,
+    problem_answer,
+)
+from stigmergy.serve.http import Message as AsgiMessage
+from stigmergy.serve.problems import FieldProblem, HttpProblem, RefusedCommand, WrongFields, problem_of
+from stigmergy.shard.homes import is_address
+
+COMMAND_ID_CHARS_MAX = 200
+BATCH_COUNT_MAX = 1_000
+"""Observations in one request."""
+PAGE_COUNT_MAX = 1_000
+"""Entries of a log on one page."""
+_AT = re.compile(r" - at `(?P<path>[^`]*)`$")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+log = logging.getLogger("stigmergy.serve")
+
+
+class AcceptedCommand(Struct, frozen=True):
+    """A command was accepted, durably. `after` is what to give a view so that it has seen this command."""
+
+    agent: str
+    command: str
+    command_id: str
+    position: int
+    after: str
+    accepted: bool = True
+
+
+class Observation(Struct, frozen=True, forbid_unknown_fields=True):
+    """What somebody has observed, for an agent."""
+
+    agent: str
+    event: str
+    fields: dict[str, Any] = {}
+
+
+class Observed(Struct, frozen=True, omit_defaults=True):
+    """What became of an observation of a batch: it was kept as its type promises, or the problem."""
+
+    observed: bool
+    problem: HttpProblem | None = None
+
+
+class ObservedBatch(Struct, frozen=True):
+    """What became of a batch, one entry for each observation, in the same order."""
+
+    results: list[Observed]
+
+
+class EntriesPage(Struct, frozen=True):
+    """A page of the log of an agent, oldest first; `next` is the `after` of the next page, null at the end."""
+
+    entries: list[Any]
+    next: str | None
+
+
+class Letters(Struct, frozen=True):
+    """Inputs that failed, oldest first."""
+
+    letters: list[Any]
+
+
+class Readiness(Struct, frozen=True, omit_defaults=True):
+    """Whether this server, and for `/readyz` the fleet behind it, can be asked."""
+
+    status: str
+    missing: list[MissingPart] = []
+
+
+class Api:
+    """The ASGI application."""
+
+    def __init__(
+        self, fleet: Declaration, asker: Asker, gate: AccessGate, entropy: Entropy, routes: Sequence[HttpRoute] = ()
+    ) -> None:
+        """`routes` are further ones, such as those of streams."""
+        self.fleet = fleet
+        self.asker = asker
+        self.gate = gate
+        self._entropy = entropy
+        self.routes = HttpRoutes(
+            [
+                HttpRoute("GET", "/healthz", self._health, "", "This server runs"),
+                HttpRoute("GET", "/readyz", self._ready, "", "The fleet behind this server answers"),
+                HttpRoute("GET", "/v1/status", self._status, "read", "Where the node or the fleet stands"),
+                HttpRoute("GET", "/v1/agents", self._agents, "read", "A page of agents with their states"),
+                HttpRoute("GET", "/v1/agents/{kind}/{name}", self._state, "read", "The durable state of an agent"),
+                HttpRoute("GET", "/v1/agents/{kind}/{name}/events", self._entries, "read", "The log of an agent"),
+                HttpRoute(
+                    "GET", "/v1/agents/{kind}/{name}/explain", self._explain, "read", "How it came to be as it is"
+                ),
+                HttpRoute("POST", "/v1/agents/{kind}/{name}/{command}", self._command, "command", "Send a command"),
+                HttpRoute("POST", "/v1/observations", self._observe, "observe", "Tell agents what was observed"),
+                HttpRoute("GET", "/v1/letters", self._letters, "read", "Inputs that failed"),
+                HttpRoute(
+                    "POST", "/v1/letters/{letter}/retry", self._retry, "operate", "Give an input to its agent again"
+                ),
+                HttpRoute("POST", "/v1/letters/{letter}/drop", self._drop, "operate", "Give an input up"),
+                HttpRoute("POST", "/v1/stopped/{kind}/{name}/resume", self._resume, "operate", "Let an agent go on"),
+                *routes,
+            ]
+        )
+
+    async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
+        call = HttpCall(scope, receive, send)
+        try:
+            answer = await self._answer(call)
+        except StigmergyError as error:
+            answer = problem_answer(problem_of(error))
+        except Exception as error:
+            log.exception("a request failed: %s %s", call.method, "/".join(call.segments)[:200])
+            answer = problem_answer(problem_of(error))
+        if answer is not None:
+            await call.reply(answer, self._cors(call))
+
+    async def _answer(self, call: HttpCall) -> HttpAnswer | None:
+        if call.method == "OPTIONS":
+            return self._preflight(call)
+        route, call.parameters = self.routes.find(call.method, call.segments)
+        if route.scope:
+            call.caller = self.gate.admit(call.headers, call.address, call.scope["scheme"])
+            scope = f"command:{call.parameters['kind']}" if route.scope == "command" else route.scope
+            self.gate.check(call.caller, scope)
+        return await route.handler(call)
+
+    def _preflight(self, call: HttpCall) -> HttpAnswer:
+        """What a browser asks before a page of another origin may send a command."""
+        if self.gate.allowed_origin(call.headers) is None:
+            raise DeniedRequest(403, "no page of another origin may ask here; --cors ORIGIN allows one")
+        allowed = b"authorization, content-type, idempotency-key, last-event-id"
+        headers = ((b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", allowed))
+        return HttpAnswer(b"", 204, headers=headers)
+
+    def _cors(self, call: HttpCall) -> list[tuple[bytes, bytes]]:
+        origin = self.gate.allowed_origin(call.headers)
+        return [] if origin is None else [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+
+    # ------------------------------------------------------------------ commands and observations
+
+    async def _command(self, call: HttpCall) -> HttpAnswer:
+        address, plan = self._agent(call)
+        message = find_message(plan, Command, call.parameters["command"])
+        fields = read_fields(await call.body(), message)
+        command_id = call.header(b"idempotency-key") or self._fresh_id()
+        if len(command_id) > COMMAND_ID_CHARS_MAX or not command_id.isprintable():
+            raise DeniedRequest(400, f"an Idempotency-Key has at most {COMMAND_ID_CHARS_MAX} printable characters")
+        request = protocol.SendRequest(agent=address, command=message.__name__, fields=fields, command_id=command_id)
+        try:
+            reply = await self.asker.ask(request)
+            if not reply.accepted:
+                raise RefusedCommand(reply.reason or "refused")
+        except StigmergyError as error:
+            return problem_answer(problem_of(error, command_id))
+        position = reply.position or 0
+        after = f"{self.fleet.homes.of(address)}:{position}"
+        return json_answer(AcceptedCommand(address, message.__name__, command_id, position, after))
+
+    async def _observe(self, call: HttpCall) -> HttpAnswer:
+        body = await call.body()
+        try:
+            given = msgspec.json.decode(body, type=Observation | list[Observation])
+        except msgspec.DecodeError as error:
+            raise WrongFields([_field_problem(error)]) from None
+        if isinstance(given, Observation):
+            await self._take(given)
+            return json_answer(Observed(True))
+        if len(given) > BATCH_COUNT_MAX:
+            raise DeniedRequest(
+                413, f"{len(given)} observations, {BATCH_COUNT_MAX} at most; send them in several requests"
+            )
+        results: list[Observed] = []
+        for one in given:
+            try:
+                await self._take(one)
+                results.append(Observed(True))
+            except StigmergyError as error:
+                results.append(Observed(False, problem_of(error)))
+        return json_answer(ObservedBatch(results))
+
+    async def _take(self, given: Observation) -> None:
+        plan = self._plan_at(given.agent)
+        message = find_message(plan, Event, given.event)
+        check_fields(given.fields, message, "/fields")
+        await self.asker.ask(protocol.ObserveRequest(agent=given.agent, event=message.__name__, fields=given.fields))
+
+    # ------------------------------------------------------------------ questions
+
+    async def _agents(self, call: HttpCall) -> HttpAnswer:
+        query = call.query(("kind", "where", "limit", "cursor"))
+        request = protocol.AgentsRequest(
+            kind=one_of(query, "kind"),
+            where=query.get("where", []),
+            limit=number_of(query, "limit", 100),
+            after=one_of(query, "cursor") or "",
+        )
+        return json_answer(await self.asker.ask(request))
+
+    async def _state(self, call: HttpCall) -> HttpAnswer:
+        query = call.query(("at",))
+        address, _ = self._agent(call)
+        return json_answer(await self.asker.ask(protocol.StateRequest(agent=address, at=one_of(query, "at"))))
+
+    async def _explain(self, call: HttpCall) -> HttpAnswer:
+        query = call.query(("position", "limit"))
+        address, _ = self._agent(call)
+        position, limit = number_of(query, "position", None), _page(number_of(query, "limit", 20))
+        request = protocol.ExplainRequest(agent=address, position=position, limit=limit)
+        return json_answer(await self.asker.ask(request))
+
+    async def _entries(self, call: HttpCall) -> HttpAnswer:
+        query = call.query(("after", "limit", "type"))
+        address, _ = self._agent(call)
+        limit = _page(number_of(query, "limit", 100))
+        position, shown = _read_cursor(one_of(query, "after"))
+        # A page may end within a commit; its cursor says how many of its entries were shown.
+        request = protocol.LogRequest(
+            agent=address, first=max(position, 1), type=one_of(query, "type"), limit=limit + shown + 1
+        )
+        entries = await self.asker.items(request)
+        skipped = sum(1 for entry in entries[:shown] if entry.position == position)
+        page = entries[skipped : skipped + limit]
+        if len(entries) <= skipped + limit or not page:
+            return json_answer(EntriesPage(page, None))
+        last = page[-1].position
+        count = sum(1 for entry in page if entry.position == last) + (shown if last == position else 0)
+        return json_answer(EntriesPage(page, f"{last}.{count}"))
+
+    async def _status(self, call: HttpCall) -> HttpAnswer:
+        call.query(())
+        return json_answer(await self.asker.ask(protocol.StatusRequest()))
+
+    async def _health(self, call: HttpCall) -> HttpAnswer:
+        return json_answer(Readiness("up"))
+
+    async def _ready(self, call: HttpCall) -> HttpAnswer:
+        found = await self.asker.ask(protocol.AgentsRequest(limit=1))
+        return json_answer(
+            Readiness("missing" if found.missing else "ready", found.missing), 503 if found.missing else 200
+        )
+
+    # ------------------------------------------------------------------ operators
+
+    async def _letters(self, call: HttpCall) -> HttpAnswer:
+        call.query(())
+        return json_answer(Letters(await self.asker.items(protocol.LettersRequest())))
+
+    async def _retry(self, call: HttpCall) -> HttpAnswer:
+        return json_answer(await self.asker.ask(protocol.RetryRequest(letter=call.parameters["letter"])))
+
+    async def _drop(self, call: HttpCall) -> HttpAnswer:
+        return json_answer(await self.asker.ask(protocol.DropRequest(letter=call.parameters["letter"])))
+
+    async def _resume(self, call: HttpCall) -> HttpAnswer:
+        address, _ = self._agent(call)
+        return json_answer(await self.asker.ask(protocol.ResumeRequest(agent=address, by=call.caller.name)))
+
+    # ------------------------------------------------------------------ addresses and ids
+
+    def _agent(self, call: HttpCall) -> tuple[str, AgentPlan]:
+        address = f"{call.parameters['kind']}/{call.parameters['name']}"
+        return address, self._plan_at(address)
+
+    def _plan_at(self, address: str) -> AgentPlan:
+        plan = self.fleet.plans.get(address.partition("/")[0])
+        if plan is None or not is_address(address):
+            kinds = ", ".join(self.fleet.plans)
+            raise UnknownKind(f"{address[:200]!r} is no address of an agent here: there are the kinds {kinds}")
+        return plan
+
+    def _fresh_id(self) -> str:
+        return new_command_id(int(self.gate.wall_s() * 1e9), self._entropy.token(RANDOM_BYTES))
+
+
+def read_fields(body: bytes, message: type[Message]) -> dict[str, Any]:
+    """The fields of a message in a body; an empty body has none. Raises WrongFields."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+    except msgspec.DecodeError as error:
+        raise WrongFields([_field_problem(error)]) from None
+    check_fields(fields, message)
+    return fields
+
+
+def check_fields(fields: Mapping[str, Any], message: type[Message], where: str = "") -> None:
+    """Raises WrongFields with all that does not fit this message."""
+    known = {field.name: field for field in structs.fields(message)}
+    wrong = [FieldProblem(f"{where}/{name}", "no such field") for name in fields if name not in known]
+    for field in known.values():
+        if field.name not in fields:
+            if field.required:
+                wrong.append(FieldProblem(f"{where}/{field.name}", "missing"))
+            continue
+        try:
+            msgspec.convert(fields[field.name], field.type)
+        except msgspec.ValidationError as error:
+            wrong.append(_field_problem(error, f"{where}/{field.name}"))
+    if wrong:
+        raise WrongFields(wrong)
+
+
+def _field_problem(error: Exception, where: str = "") -> FieldProblem:
+    """Where it is, which msgspec says, at the end of its sentence: `Expected int, got str - at $.route[0]`."""
+    text = str(error)
+    found = _AT.search(text)
+    if found is None:
+        return FieldProblem(where, text)
+    steps = [name or number for name, number in _STEP.findall(found["path"])]
+    return FieldProblem("/".join([where, *steps]), text[: found.start()])
+
+
+def _page(limit: int) -> int:
+    if not 1 <= limit <= PAGE_COUNT_MAX:
+        raise ConfigError(f"limit={limit}: give 1 to {PAGE_COUNT_MAX}")
+    return limit
+
+
+def _read_cursor(text: str | None) -> tuple[int, int]:
+    """A position, and how many entries of its commit were shown."""
+    if text is None:
+        return 0, 0
+    position, _, count = text.partition(".")
+    if not (position.isascii() and position.isdigit() and len(position) <= 18):
+        raise ConfigError(f"after={text[:50]}: give the `next` of the page before")
+    if not (count.isascii() and count.isdigit() and len(count) <= 9):
+        raise ConfigError(f"after={text[:50]}: give the `next` of the page before")
+    return int(position), int(count)

@@ -1,0 +1,195 @@
+"""The HTTP server: uvicorn in the event loop of this process, on one address, with limits for connections and headers.
+
+It installs no signal handlers and logs no requests. Whoever starts it closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.base.errors import ConfigError
+from stigmergy.serve.access import DeniedRequest
+from stigmergy.serve.problems import problem_of
+
+try:
+    from uvicorn import Config, Server
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+except ModuleNotFoundError as missing:
+    raise ConfigError(f'serving HTTP needs {missing.name}: pip install "stigmergy[serve]"') from None
+
+CONNECTIONS_MAX = 1_000
+"""One more is told so and closed."""
+HEADER_BYTES_MAX = 32 * 1024
+"""Of the first line and all headers of a request; a longer one is refused and its connection closed."""
+HEADER_S_MAX = 15.0
+"""A connection that has not sent a whole header for so long is closed."""
+IDLE_S_MAX = 75
+"""A connection without a request for so long is closed."""
+CLOSING_S_MAX = 5
+"""Requests under way when the server is closed get so long to be answered."""
+WEBSOCKET_BYTES_MAX = 4 * 1024
+BACKLOG = 512
+
+
+class Address(Struct, frozen=True):
+    """Where to listen."""
+
+    host: str
+    port: int
+    cert: Path | None = None
+    key: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """For people and programs."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.cert else 'http'}://{host}:{self.port}"
+
+
+def read_address(text: str, cert: Path | None = None, key: Path | None = None) -> Address:
+    """Reads `127.0.0.1:8080`, `:8080` (this machine only) or `[::1]:8080`. Raises ConfigError."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{text!r} is no address to listen at; give HOST:PORT, such as 127.0.0.1:8080, or :8080")
+    if (cert is None) != (key is None):
+        raise ConfigError("a certificate and its key belong together: give --cert and --cert-key")
+    for path in (cert, key):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"{path}: there is no such file")
+    return Address(host.strip("[]") or "127.0.0.1", int(port), cert, key)
+
+
+class HttpListener:
+    """A server that listens from `start` to `close`."""
+
+    def __init__(self, app: Any, address: Address) -> None:
+        self._app = app
+        self.address = address
+        self._server: Server | None = None
+        self._socket: socket.socket | None = None
+
+    async def start(self) -> Address:
+        """Listens; returns the address, with the port that was chosen if none was given. Raises ConfigError."""
+        address = self.address
+        config = Config(
+            self._app,
+            http=LimitedProtocol,
+            ws="websockets-sansio",
+            ws_max_size=WEBSOCKET_BYTES_MAX,
+            ws_per_message_deflate=False,
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=IDLE_S_MAX,
+            timeout_graceful_shutdown=CLOSING_S_MAX,
+            ssl_certfile=address.cert,
+            ssl_keyfile=address.key,
+            backlog=BACKLOG,
+        )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"{address.cert}: certificate and key cannot be used: {error}") from None
+        self._socket = _bound(address)
+        self.address = msgspec.structs.replace(address, port=self._socket.getsockname()[1])
+        self._server = Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        await self._server.startup(sockets=[self._socket])
+        return self.address
+
+    async def close(self) -> None:
+        """Takes nothing more, and lets requests under way end."""
+        if self._server is not None:
+            self._server.should_exit = True
+            with contextlib.suppress(OSError):
+                await self._server.shutdown(sockets=[self._socket] if self._socket else None)
+
+
+def _bound(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address.host, address.port))
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"cannot listen at {address.url}: {error.strerror or error}; choose another port") from None
+    return listening
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Refuses connections beyond a number, and headers that are too long or take too long."""
+
+    _header_bytes = 0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._refuse(503, f"{CONNECTIONS_MAX} connections are open already; try again in a moment")
+            return
+        self._deadline = self.loop.call_later(HEADER_S_MAX, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_deadline()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._header_bytes = 0
+        super().on_message_begin()
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_S_MAX, self.transport.close)
+
+    def on_url(self, url: bytes) -> None:
+        if self._has_room(len(url)):
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._has_room(len(name) + len(value)):
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._end_deadline()
+        if self._header_bytes <= HEADER_BYTES_MAX:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.cycle is not None:
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _has_room(self, size: int) -> bool:
+        before = self._header_bytes
+        self._header_bytes += size
+        if before <= HEADER_BYTES_MAX < self._header_bytes:
+            self._refuse(431, f"a header of more than {HEADER_BYTES_MAX} bytes; send less")
+        return self._header_bytes <= HEADER_BYTES_MAX
+
+    def _refuse(self, status: int, why: str) -> None:
+        body = msgspec.json.encode(problem_of(DeniedRequest(status, why)))
+        head = f"HTTP/1.1 {status} Refused\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"content-type: application/problem+json\r\n\r\n" + body)
+        self.transport.close()
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

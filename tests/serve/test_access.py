@@ -1,0 +1,152 @@
+"""Who is let in: tokens and scopes, names of the server, origins of web pages, addresses, and how often."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from stigmergy.base.errors import ConfigError, TrustError
+from stigmergy.serve.access import CALLERS_MAX, AccessGate, DeniedRequest, Policy, check_listening
+from stigmergy.serve.tokens import Tokens
+from tests.serve.rig import ServedProcess, cli, make_folder, run_served
+
+HOST = {b"host": b"localhost:8080"}
+
+
+def test_name_of_another_server_is_refused(served: ServedProcess) -> None:
+    """A page that points its own name at this machine must not reach the fleet."""
+    answer = served.get("/v1/agents", Host="evil.example")
+    assert answer.status == 421
+    assert served.get("/v1/agents", Host="LOCALHOST:1").status == 200
+
+
+def test_page_of_another_origin_is_refused(served: ServedProcess) -> None:
+    assert served.get("/v1/agents", Origin="https://evil.example").status == 403
+    assert served.post("/v1/agents/Drone/x/StartMission", {"mission": "M"}, Origin="null").status == 403
+    assert served.ask("OPTIONS", "/v1/agents", headers={"Origin": "https://evil.example"}).status == 403
+    own = served.get("/v1/agents", Origin=served.url, Host=served.url.removeprefix("http://"))
+    assert own.status == 200
+    assert "access-control-allow-origin" not in own.headers
+
+
+def test_origin_that_is_named_is_allowed(tmp_path: Path) -> None:
+    node = run_served(make_folder(tmp_path), "--cors", "https://ops.example", "--host", "gate.example", "--rate", "5")
+    try:
+        page = {"Origin": "https://ops.example", "Host": "gate.example:80"}
+        asked = node.ask("GET", "/v1/agents", headers=page)
+        assert (asked.status, asked.headers["access-control-allow-origin"]) == (200, "https://ops.example")
+        before = node.ask("OPTIONS", "/v1/agents/Drone/x/StartMission", headers=page)
+        assert before.status == 204
+        assert "idempotency-key" in before.headers["access-control-allow-headers"]
+        many = [node.get("/v1/agents") for _ in range(30)]
+        shed = [one for one in many if one.status == 429]
+        assert shed
+        assert shed[0].headers["retry-after"] == "1"
+    finally:
+        node.end()
+
+
+def test_tokens_let_in_for_their_scopes_until_they_are_revoked(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    node = run_served(folder)
+    try:
+        assert node.get("/v1/agents").status == 200, "without tokens, programs of this machine may ask"
+        texts = {}
+        for name, *scopes in (("reader", "read"), ("pilot", "read", "command:Drone"), ("chief", "operate")):
+            given = [word for scope in scopes for word in ("--scope", scope)]
+            made = cli(folder, "token", "create", name, *given, "--expires", "1h", "--journal", "delivery.db", "--json")
+            assert made.returncode == 0, made
+            texts[name] = "Bearer " + json.loads(made.stdout)["token"]
+        file = folder / "delivery.db.tokens"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert all(text.removeprefix("Bearer ") not in file.read_text() for text in texts.values())
+
+        none = node.get("/v1/agents")
+        assert none.status == 401
+        assert none.headers["www-authenticate"] == "Bearer"
+        assert node.get("/v1/agents", Authorization="Bearer stg_reader_nearly").status == 401
+        assert node.get("/v1/agents", Authorization=texts["reader"]).status == 200
+        command = "/v1/agents/Drone/x/StartMission"
+        assert node.post(command, {"mission": "M"}, Authorization=texts["reader"]).status == 403
+        assert node.post(command, {"mission": "M"}, Authorization=texts["pilot"]).status == 200
+        observed = {"agent": "Drone/x", "event": "BatteryMeasured", "fields": {"percent": 1}}
+        assert node.post("/v1/observations", observed, Authorization=texts["pilot"]).status == 403
+        assert node.get("/v1/agents", Authorization=texts["chief"]).status == 403
+        assert node.post("/v1/letters/0.1.2/retry", Authorization=texts["chief"]).status == 400
+        assert node.get("/healthz").status == 200
+
+        assert cli(folder, "token", "revoke", "reader", "--journal", "delivery.db").returncode == 0
+        assert node.get("/v1/agents", Authorization=texts["reader"]).status == 401
+        assert node.get("/v1/agents", Authorization=texts["pilot"]).status == 200
+        listed = cli(folder, "token", "list", "--journal", "delivery.db").stdout
+        assert "revoked" in listed
+        file.unlink()
+        assert node.get("/v1/agents").status != 200, "nobody gets in because the file was taken away"
+    finally:
+        node.end()
+
+
+def test_others_are_let_in_with_tokens_and_tls_only(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    refused = cli(folder, "run", "drone:fleet", "--serve", "0.0.0.0:0")
+    assert refused.returncode == 2
+    assert "no valid token" in refused.stderr
+    tokens = Tokens(tmp_path / "t")
+    assert check_listening("::", tokens, 0.0, tls=True, insecure=False)
+    tokens.create("a", ("read",), 10, 0.0)
+    assert "--cert" in check_listening("10.0.0.7", tokens, 0.0, tls=False, insecure=False)
+    assert check_listening("10.0.0.7", tokens, 0.0, tls=True, insecure=False) == ""
+    assert check_listening("10.0.0.7", tokens, 11.0, tls=True, insecure=False), "expired tokens do not count"
+    assert check_listening("10.0.0.7", tokens, 0.0, tls=False, insecure=True) == ""
+    assert check_listening("127.0.0.1", tokens, 0.0, tls=False, insecure=False) == ""
+
+
+def test_token_ends_with_its_time(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "t")
+    text = tokens.create("a", ("read", "command:Drone"), 10, 100.0)
+    assert tokens.find(text, 109.0) is not None
+    assert tokens.find(text, 110.0) is None
+    assert tokens.find(text[:-1], 101.0) is None
+    assert tokens.find("", 101.0) is None
+    with pytest.raises(ConfigError, match="already"):
+        tokens.create("a", ("read",), 10, 105.0)
+    again = tokens.create("a", ("read",), 10, 200.0)
+    assert tokens.find(text, 201.0) is None
+    assert tokens.find(again, 201.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "scopes"), [("a b", ("read",)), ("", ("read",)), ("a", ("all",)), ("a", ()), ("a", ("command:",))]
+)
+def test_token_that_makes_no_sense(tmp_path: Path, name: str, scopes: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError):
+        Tokens(tmp_path / "t").create(name, scopes, 10, 0.0)
+
+
+def test_unreadable_token_file_lets_nobody_in(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    tokens = Tokens(path)
+    gate = AccessGate(tokens, Policy(), lambda: 0.0, lambda: 0.0)
+    assert gate.admit(HOST, "1", "http").may("command:Drone")
+    path.write_text("{}")
+    with pytest.raises(TrustError):
+        gate.admit(HOST, "1", "http")
+
+
+def test_each_caller_has_a_rate_of_its_own(tmp_path: Path) -> None:
+    now_s = [0.0]
+    gate = AccessGate(Tokens(tmp_path / "t"), Policy(rate_per_s=10.0), lambda: 0.0, lambda: now_s[0])
+    for _ in range(20):
+        gate.admit(HOST, "a", "http")
+    with pytest.raises(DeniedRequest) as denied:
+        gate.admit(HOST, "a", "http")
+    assert denied.value.status == 429
+    gate.admit(HOST, "b", "http")
+    now_s[0] = 0.5
+    for _ in range(5):
+        gate.admit(HOST, "a", "http")
+    with pytest.raises(DeniedRequest):
+        gate.admit(HOST, "a", "http")
+    for number in range(CALLERS_MAX + 10):
+        gate.admit(HOST, f"c{number}", "http")
