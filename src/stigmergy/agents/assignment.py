@@ -24,16 +24,18 @@ _ENTRY = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~*-]{1,128}", re.ASCII
 class Assignment:
     """The agents of one node. Without any named, it runs all of them."""
 
-    __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "locate")
+    __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "fleet", "locate")
 
     def __init__(
         self,
         agents: Sequence[str] = (),
         kinds: Iterable[str] | None = None,
         locate: Callable[[str], str] = lambda _: "",
+        fleet: str = "",
     ) -> None:
         """`kinds` are those of the fleet. `locate` says which other node runs an agent, such as "node 'b' runs it";
         empty if nobody knows. Raises ConfigError for what names no agent of the kinds."""
+        self.fleet = fleet
         self.agents = tuple(dict.fromkeys(agents))
         self._names = dict.fromkeys(entry for entry in self.agents if ANY not in entry)
         self._patterns = tuple((entry, _compiled(entry)) for entry in self.agents if ANY in entry)
@@ -66,6 +68,15 @@ class Assignment:
             found = self._known[address] = any(fits.fullmatch(address) for _, fits in self._patterns)
         return found
 
+    def within_fleet(self, address: str) -> str:
+        """The address as this fleet's nodes write it: `delivery/Drone/D-17` is `Drone/D-17` in the fleet `delivery`."""
+        fleet, _, rest = address.partition("/")
+        return rest if fleet == self.fleet and "/" in rest else address
+
+    def knows_kind(self, address: str) -> bool:
+        """Whether this fleet has agents of the address's kind."""
+        return self._kinds is None or address.partition("/")[0] in self._kinds
+
     def check(self, address: str) -> None:
         """Raises NotAssigned, with where it runs, unless the agent runs here; UnknownKind if the fleet has no such."""
         if not self.runs(address):
@@ -81,6 +92,8 @@ class Assignment:
         says it runs, whose version of the fleet may have more kinds."""
         where = self.locate(address)
         kind = address.partition("/")[0]
+        if is_foreign(address):
+            return f"{address[:200]} is an agent of the fleet {kind[:64]!r}, and this node runs {self.fleet!r}", True
         if not where and self._kinds is not None and kind not in self._kinds:
             what = f"{address[:200]}: this fleet has no agent kind {kind[:200]!r}"
             return f"{what}; there are {', '.join(self._kinds)}: correct the address", False
@@ -106,6 +119,11 @@ class Assignment:
             if met:
                 found.append(entry)
         return found
+
+
+def is_foreign(address: str) -> bool:
+    """Whether it names an agent of another fleet: `ground/Pilot/D-17`. See `Assignment.within_fleet`."""
+    return address.count("/") == 2
 
 
 def shown(agents: Sequence[str]) -> str:

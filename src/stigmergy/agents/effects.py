@@ -34,11 +34,26 @@ def shard_sink(shard: int) -> str:
     return f"shard/{shard}"
 
 
+REMOTE_SINKS = "to/"
+"""The sink of tells to an agent that does not run here is this and its address: sequences are dense per such agent."""
+
+
+def remote_sink(address: str) -> str:
+    """The sink of tells to an agent that another node, or another fleet, runs."""
+    return f"{REMOTE_SINKS}{address}"
+
+
 class Tell(Effect, name="stigmergy.Tell"):
-    """Gives a command or an observed event to another agent, in a later step; first-in first-out per pair of shards."""
+    """Gives a command or an observed event to another agent, in a later step; first-in first-out per pair of shards.
+
+    `to` is an address, `Drone/D-17`, or that of an agent of another fleet, `ground/Pilot/D-17`. A tell to an agent that
+    another node runs is kept until that node has it, at most `within_s` seconds; without it, as long as the node's
+    settings say. One that is given up is a dead letter, and its teller gets `TellFailed`.
+    """
 
     to: str
     message: Command | Event
+    within_s: float | None = None
 
 
 class Publish(Effect, name="stigmergy.Publish"):
@@ -160,8 +175,8 @@ class ActionFailed(Event, name="stigmergy.ActionFailed"):
 
 
 class TellFailed(Event, name="stigmergy.TellFailed"):
-    """A tell is for an agent that does not run on this node: it is in the dead letters. Kept only if the agent has a
-    handler for it."""
+    """A tell was given up: nobody confirmed it in time, or it was refused. It is in the dead letters. Kept only if the
+    agent has a handler for it."""
 
     to: str
     message: str
@@ -264,6 +279,7 @@ def sink_of(effect: Effect) -> str:
 __all__ = [
     "ACTUATORS",
     "PUBLISH",
+    "REMOTE_SINKS",
     "TIMERS",
     "WORK",
     "ActionDone",
@@ -283,6 +299,7 @@ __all__ = [
     "WindowClosed",
     "Woken",
     "WorkFailed",
+    "remote_sink",
     "shard_sink",
     "sink_of",
 ]

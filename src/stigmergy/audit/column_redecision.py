@@ -22,7 +22,7 @@ from stigmergy.audit.differences import ABSENT, Compared, Difference, effect_dif
 from stigmergy.audit.directories import ShardReading
 from stigmergy.shard.commit import NO_CAUSE, Commit, Owed
 from stigmergy.shard.commit_reader import BATCHED, Records, effects_of, runs_of, said_in
-from stigmergy.shard.draft import pack_effect
+from stigmergy.shard.draft import compared, pack_effect
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.state import ShardState
 
@@ -156,7 +156,7 @@ class Restepping:
         if not was or not now:
             old, new = (shown_effect(some[0]) if some else ABSENT for some in (was, now))
             self._differ(commit, records, index - records.first, "effect", "", old, new, what)
-        elif (was[0].sink, was[0].body) != (now[0].sink, now[0].body):
+        elif compared(self._homes, was[0]) != compared(self._homes, now[0]):
             for field, old, new in effect_differences(was[0], now[0]):
                 self._differ(commit, records, index - records.first, "effect", field, old, new, what)
 

@@ -17,20 +17,20 @@ from msgspec import Struct
 
 from stigmergy.agents.codec import UNDECODABLE, tag_of
 from stigmergy.agents.display import shared_fields
-from stigmergy.agents.effects import PUBLISH, TIMERS
+from stigmergy.agents.effects import PUBLISH, REMOTE_SINKS, TIMERS
 from stigmergy.audit.directories import Directories, LiveReading
 from stigmergy.base.errors import ConfigError, JournalCorrupt
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import NO_CAUSE, Answer, Commit, Owed, open_commit
 from stigmergy.shard.commit_reader import KeptEvent, Reading, Records, effects_of, runs_of
 from stigmergy.shard.directory import Directory
+from stigmergy.shard.outbox import read_told
 from stigmergy.shard.timers import read_timer
 
 ENTRIES_MAX = 100_000
 """A listing is at most so long; ask for a range of positions to see more."""
 _TAIL_GROWTH = 4
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_told = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
 class Owing(Struct, frozen=True):
@@ -310,12 +310,12 @@ def _effect_entry(commit: Commit, owed: Owed, index: int) -> LogEntry:
 
 def owing(owed: Owed) -> Owing:
     """An effect as a listing shows it."""
-    if owed.sink.startswith("shard/") or owed.sink == PUBLISH:
+    if owed.sink.startswith(("shard/", REMOTE_SINKS)) or owed.sink == PUBLISH:
         try:
-            to, body = _told.decode(owed.body)
+            told = read_told(owed.body)
         except UNDECODABLE:
             return Owing(owed.sink, owed.sequence, "", readable_fields(owed.body))
-        return Owing(owed.sink, owed.sequence, tag_of(body), readable_fields(body), to)
+        return Owing(owed.sink, owed.sequence, tag_of(told.message), readable_fields(told.message), told.to)
     if owed.sink == TIMERS:
         return Owing(owed.sink, owed.sequence, "timer", _timer_fields(owed.body))
     return Owing(owed.sink, owed.sequence, tag_of(owed.body), readable_fields(owed.body))

@@ -37,7 +37,7 @@ from stigmergy.crdt.delta import read_delta
 from stigmergy.shard.commit import NO_CAUSE, Answer, Commit, EventRun, Owed
 from stigmergy.shard.commit_reader import Records
 from stigmergy.shard.dispatch import REACTIONS_BYTES_MAX, decided_events, decode
-from stigmergy.shard.draft import collect, is_tell_back, pack_effects
+from stigmergy.shard.draft import collect, compared, is_tell_back, pack_effects
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.state import ShardState, evolve_event, fold_fact
 from stigmergy.shard.timers import WINDOW_PREFIX, read_timer
@@ -224,7 +224,7 @@ class Redecision:
                 self._differ("effect", index, address, what, "", shown_effect(recorded[number]), ABSENT)
             elif number >= len(recorded):
                 self._differ("effect", index, address, what, "", ABSENT, shown_effect(today[number]))
-            elif (recorded[number].sink, recorded[number].body) != (today[number].sink, today[number].body):
+            elif compared(self._homes, recorded[number]) != compared(self._homes, today[number]):
                 for field, old, new in effect_differences(recorded[number], today[number]):
                     self._differ("effect", index, address, what, field, old, new)
 

@@ -45,7 +45,7 @@ HEARD_PER_BEAT = 4
 TWINS_COUNT_MAX = 16
 PRESENT = "stigmergy.NodePresent@1"
 ASKED_MAX = 1_000
-"""The most members searched for an agent: every refusal does a search."""
+"""The most members searched for an agent: every refusal does a search. And the most that are remembered when away."""
 log = logging.getLogger("stigmergy.presence")
 
 
@@ -136,6 +136,8 @@ class Presence:
         self._said: dict[str, tuple[bytes, Member]] = {}
         """By topic: the last announcement of a present member, and its meaning."""
         self._members_bytes = 0
+        self._absent: dict[str, Member] = {}
+        """Nodes that left and name their agents, as they last announced themselves: those agents are still theirs."""
         self._task: asyncio.Task[None] | None = None
         self._saying: asyncio.Task[None] | None = None
         self._leaving = False
@@ -158,6 +160,20 @@ class Presence:
     def locate(self, address: str) -> str:
         """Which other node announces that it runs this agent; see `Assignment.locate`."""
         return locate(address, self._me.node, self.members())
+
+    def claimants(self, address: str) -> list[Member]:
+        """Which other nodes name this agent in their configuration, whether they are here or away."""
+        known = [member for member, _, _ in self._members.values()]
+        others = [*known[:ASKED_MAX], *self._absent.values()]
+        return [one for one in others if one.agents and one.assignment is not None and one.assignment.runs(address)]
+
+    def is_here(self, node: str) -> bool:
+        """Whether another node is in the fleet now."""
+        return node in self._members
+
+    def may_run(self, address: str) -> bool:
+        """Whether a node that is here runs this agent, or may; other than ourselves."""
+        return may_run(address, [member for member, _, _ in self._members.values()])
 
     def overlaps(self) -> list[str]:
         """Which other nodes run agents that run here too: both would carry out their commands."""
@@ -212,6 +228,8 @@ class Presence:
 
     async def _heard(self, message: BusMessage) -> None:
         if not message.payload:  # somebody cleared it
+            with contextlib.suppress(PeerError):
+                self._absent.pop(parse_topic(message.topic).name, None)
             return
         try:
             if not self._quotas.admit(message.topic, self._monotonic_ns()):
@@ -226,6 +244,8 @@ class Presence:
             self._here(member, message)
         else:
             self._gone(member.node, "it said so, or its link was lost", member.run)
+            if member.node not in self._members:
+                self._remember(member)
 
     def _said_before(self, message: BusMessage) -> Member | None:
         """Skips parsing an unchanged announcement: a node gets one of every other node each half minute."""
@@ -240,6 +260,7 @@ class Presence:
             self.counters.presence_refused += 1
             return
         self._members[member.node] = (member, self._monotonic_ns(), size_bytes)
+        self._absent.pop(member.node, None)
         self._said[message.topic] = (message.payload, member)
         self._members_bytes = total_bytes
         if known is None or known[0] != member:
@@ -256,7 +277,16 @@ class Presence:
             self._said.pop(self._topics.of_node(node, Channel.PRESENCE), None)
             self._members_bytes -= known[2]
             self.counters.members_left += 1
+            self._remember(known[0])
             self._tell(MemberLeft(node=node, because=because))
+
+    def _remember(self, member: Member) -> None:
+        """Keeps which agents a node names that is away. Beyond the bound the one that left first is forgotten."""
+        if member.agents:
+            self._absent.pop(member.node, None)
+            self._absent[member.node] = member
+            if len(self._absent) > ASKED_MAX:
+                del self._absent[next(iter(self._absent))]
 
     def _expire(self) -> None:
         now_ns = self._monotonic_ns()

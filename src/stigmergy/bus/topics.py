@@ -5,9 +5,11 @@
     delivery/north/agents/Drone/D-17/inputs             in   observed events for the agent
     delivery/north/agents/Drone/D-17/queries            in   queries for the agent's state
     delivery/north/agents/Drone/D-17/states             out  its state, in reply to a query
+    delivery/north/agents/Drone/D-17/tells              in   tells of agents that other nodes run
     delivery/north/agents/Drone/D-17/events/battery     out  what the agent publishes as `battery`
     delivery/north/nodes/gateway/presence               out  that the node is here, retained by the broker
     delivery/north/nodes/gateway/refusals               out  what this node has refused
+    delivery/north/nodes/gateway/acknowledgements       in   which of this node's tells are durable where they went
 
 A level is a text without `/`. Characters that have a meaning for brokers (`/ + # * > $ . %`), spaces, control and
 non-ASCII characters are percent-encoded as in URLs, so names and topics map one to one.
@@ -44,8 +46,10 @@ class Channel(Enum):
     EVENTS = "events"
     QUERIES = "queries"
     STATES = "states"
+    TELLS = "tells"
     PRESENCE = "presence"
     REFUSALS = "refusals"
+    ACKNOWLEDGEMENTS = "acknowledgements"
 
 
 OF_AGENTS = (
@@ -55,8 +59,9 @@ OF_AGENTS = (
     Channel.EVENTS,
     Channel.QUERIES,
     Channel.STATES,
+    Channel.TELLS,
 )
-OF_NODES = (Channel.PRESENCE, Channel.REFUSALS)
+OF_NODES = (Channel.PRESENCE, Channel.REFUSALS, Channel.ACKNOWLEDGEMENTS)
 
 
 class Topic(Struct, frozen=True):

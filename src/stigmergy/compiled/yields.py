@@ -366,10 +366,14 @@ class EffectStatements(Messages):
 
     def _sending(self, node: ast.Call, cls: type[Effect], slots: Slots) -> None:
         """Tell and Publish: a text, and a message inside."""
-        to, inside = cls.__struct_fields__
+        to, inside, *_ = cls.__struct_fields__
         arguments = self.arguments(node, cls)
         if arguments is None:
             return
+        for name in arguments:
+            if name not in (to, inside):
+                self.refuse(node, f"{name} is not compiled", f"leave {name} out, or do not compile this class")
+                return
         texts: dict[str, Made] = {}
         for name, expression in arguments.items():
             if name == to:

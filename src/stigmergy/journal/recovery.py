@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import DataLost, FoldMismatch, JournalCorrupt, JournalError, JournalForeign
 from stigmergy.base.trust import Verifier
@@ -70,7 +71,9 @@ def new_state(
 ) -> ShardState:
     """A shard of this journal before its first commit."""
     genesis = genesis_of(identity.fleet, shard)
-    return ShardState(shard, plans, limits, genesis=genesis, incarnation=identity.incarnation)
+    state = ShardState(shard, plans, limits, genesis=genesis, incarnation=identity.incarnation)
+    state.assignment = Assignment(fleet=identity.fleet)
+    return state
 
 
 _PASSED_OVER = re.compile(r"shard (\d+), snapshot at \d+: (?:([^/: ]+)/[^: ]+(?=: ))?(.*)", re.DOTALL)

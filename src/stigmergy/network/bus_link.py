@@ -21,13 +21,14 @@ from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, JournalError, StigmergyError
 from stigmergy.bus.mapping import write_device_order
 from stigmergy.bus.port import Bus, BusMessage
-from stigmergy.bus.presence import Member, Presence, describe_node
+from stigmergy.bus.presence import Member, MemberJoined, Presence, describe_node
 from stigmergy.bus.publisher import Publisher
 from stigmergy.bus.replies import Responder
 from stigmergy.bus.subscriptions import COLLECT_ALL, Collect
 from stigmergy.bus.topics import Topics, check_level_name
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.network.subscriber import Subscriber
+from stigmergy.network.tell_router import TellRouter
 from stigmergy.node.host import Connections, Host
 from stigmergy.node.ingress import BUS_SOURCES
 from stigmergy.shard.inputs import EffectsSettled
@@ -225,6 +226,7 @@ class BusLink:
             self.teller,
             settings.bus,
             _ids(clock, entropy),
+            self._take_tells,
         )
         self.presence = Presence(
             bus,
@@ -235,6 +237,7 @@ class BusLink:
             every_s=settings.bus.presence_every_s,
             gone_s=settings.bus.presence_gone_s,
         )
+        self.router = TellRouter(bus, self.topics, node, host, self.presence)
         sender = UplinkSource(declaration.name, site, node)
         all_of_them = (COLLECT_ALL,) if collects else ()
         collected = (*declaration.collects, *all_of_them)
@@ -245,7 +248,7 @@ class BusLink:
     @property
     def connections(self) -> Connections:
         """What the host calls of it."""
-        return Connections(publish=self._release, locate=self.presence.locate)
+        return Connections(publish=self._release, locate=self.presence.locate, remote=self.router)
 
     def make_mesh(self) -> BusMesh:
         """A mesh over this bus: a broker says who is there, and reaches everybody."""
@@ -263,6 +266,7 @@ class BusLink:
                 self.publisher.recall(shard.state, self._host.journal.read(shard.state.shard, after))
         await self.presence.start()
         await self.subscriber.start()
+        await self.router.start()
         await self.relay.start()
         self.publisher.start()
         await self._bus.open(self.presence.will)
@@ -274,12 +278,14 @@ class BusLink:
         await self._wait_decided(self._host.settings.drain_s)
         if self._host.failure is None:
             await self.publisher.wait_idle(self._host.settings.drain_s)
+            await self.router.wait_idle(self._host.settings.drain_s)
         try:
             async with asyncio.timeout(self._host.settings.drain_s):
                 await self.presence.stop()
         except TimeoutError:
             pass  # the broker does not answer; it will publish our will
         await self.publisher.stop()
+        await self.router.stop()
         await self.relay.stop()
         await self.teller.stop()
         await self._bus.close()
@@ -290,6 +296,7 @@ class BusLink:
         self.relay.close()
         await self.presence.kill()
         await self.publisher.stop()
+        await self.router.stop()
         await self.relay.stop()
         await self.teller.stop()
 
@@ -316,7 +323,7 @@ class BusLink:
             *self.presence.overlaps(),
             str(error) if isinstance(error, ConfigError) else "",
         ]
-        found += self.subscriber.troubles
+        found += [*self.subscriber.troubles, *self.router.troubles()]
         return [*(trouble for trouble in found if trouble), *self.relay.troubles]
 
     def counters(self) -> dict[str, int]:
@@ -327,9 +334,12 @@ class BusLink:
             self.subscriber.ordering.counters,
             self.presence.counters,
             self.teller.counters,
+            self.router.counters,
         )
         counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
-        return counted | {"local_only": int(self._is_local_only)} | self.relay.counters()
+        return (
+            counted | {"local_only": int(self._is_local_only), "tells_kept": self.router.kept} | self.relay.counters()
+        )
 
     @property
     def _is_local_only(self) -> bool:
@@ -355,13 +365,19 @@ class BusLink:
         if self._host.failure is None:
             self._host.intake.put_inside(shard, settled)
 
+    async def _take_tells(self, message: BusMessage) -> None:
+        await self.router.take(message)
+
     def _told(self, event: Event) -> None:
+        if isinstance(event, MemberJoined):
+            self.router.joined(event.node)
         for look in self._watchers:
             look()
         tell_interested(self._host, event)
 
     def _heard(self, up: bool) -> None:
         self.publisher.link(up)
+        self.router.link(up)
         self.subscriber.link(up)
         self.presence.link(up)
         self.relay.link(up)

@@ -95,6 +95,8 @@ SHED_TOLD_NS = 600 * SECOND_NS
 TOO_FAST = "it sends more than bus.messages_per_s and bus.burst allow"
 TOO_MANY_OPEN = "its messages come faster than they become durable here"
 TOO_MANY_BYTES = "too many bytes of it wait here"
+SHED = (Channel.INPUTS, Channel.QUERIES)
+"""Of these a source that floods loses what is too much; senders of commands and tells send them again."""
 OURS = "stigmergy."
 """What the framework says itself begins so; it is not taken from a bus."""
 
@@ -135,7 +137,10 @@ class Subscriber:
         teller: Responder,
         settings: BusSettings,
         fresh_id: Callable[[], str],
+        tells: Callable[[BusMessage], Awaitable[None]],
     ) -> None:
+        """`tells` takes what agents of other nodes tell agents of ours."""
+        self._tells = tells
         self._bus = bus
         self._topics = topics
         self._host = host
@@ -164,13 +169,18 @@ class Subscriber:
     async def start(self) -> None:
         """Subscribes to everything that the fleet takes."""
         self.ordering.start()
-        own = ((Channel.COMMANDS, self._command), (Channel.INPUTS, self._input), (Channel.QUERIES, self._query))
+        own = (
+            (Channel.COMMANDS, self._command),
+            (Channel.INPUTS, self._input),
+            (Channel.QUERIES, self._query),
+            (Channel.TELLS, self._tells),
+        )
         for channel, take in own:
             # Brokers know no part of a level: of the patterns' kinds everything is heard, and most of it passed over.
             for pattern in dict.fromkeys(
                 self._topics.agents_pattern(channel, entry) for entry in self._assignment.agents or ("*/*",)
             ):
-                gate = self._guard(take, is_ours=self._is_ours, sheds=channel is not Channel.COMMANDS)
+                gate = self._guard(take, is_ours=self._is_ours, sheds=channel in SHED)
                 await self._bus.subscribe(pattern, gate)
         declaration = self._host.declaration
         for listen in declaration.listens:
@@ -363,7 +373,7 @@ class Subscriber:
             await self._teller.answer(address, event.id, Refused(str(error)))
             return
         self.counters.bus_commands += 1
-        source, client = _source(message.topic), _source(event.source)
+        source, client = bus_source(message.topic), bus_source(event.source)
         verdict = await self._host.intake.ask(address, body, event.id, source=source, client=client)
         await self._teller.answer(address, event.id, verdict)
 
@@ -400,7 +410,7 @@ class Subscriber:
         address = parse_topic(message.topic).name
         event = _read(message)
         # Several may send to one agent; each has numbers of its own.
-        source = _source(f"{message.topic} {event.source}")
+        source = bus_source(f"{message.topic} {event.source}")
         await self._take_event(message, event, source, address, address)
 
     def _listener(self, listen: Listen) -> Callable[[BusMessage], Awaitable[None]]:
@@ -417,7 +427,7 @@ class Subscriber:
             if not self._assignment.runs(to):
                 return
             # The same topic may be listened to for several agents, and each of them has a mark of its own.
-            source = _source(f"{message.topic} {to}")
+            source = bus_source(f"{message.topic} {to}")
             await self._take_event(message, event, source, to, topic.name, speaker)
 
         return hear
@@ -471,7 +481,7 @@ class Subscriber:
                 return
             to, observed = read_device_event(spec, places, message.payload)
             self._plan(to)
-            stream = Stream(_source(message.topic))
+            stream = Stream(bus_source(message.topic))
             await self._host.intake.take_numbered(stream, 0, to, encode(observed), missing=False)
 
         return hear
@@ -485,7 +495,7 @@ class Subscriber:
             self._plan(to)
             asked_as = command_id or self._fresh_id()
             self.counters.bus_commands += 1
-            source = _source(message.topic)
+            source = bus_source(message.topic)
             verdict = await self._host.intake.ask(to, command, asked_as, source=source, client=source)
             refused = verdict.reason if isinstance(verdict, Refused) else None
             answer = write_device_answer(spec, places, command_id, refused)
@@ -558,7 +568,7 @@ def _device(spec: DeviceEvent | DeviceCommands) -> Callable[[str], str]:
     return source_of
 
 
-def _source(name: str) -> str:
+def bus_source(name: str) -> str:
     """The source under which marks and the log know a topic; of a long one the end is a digest."""
     source = f"{BUS_SOURCES}{name}"
     if len(source) <= SOURCE_CHARS_MAX:

@@ -42,7 +42,7 @@ from stigmergy.node.ingress import Ingress
 from stigmergy.node.intake import AwaitedTicket, Intake, Repeats
 from stigmergy.node.mailbox import Mailbox, Queued, fail_untaken
 from stigmergy.node.settings import Settings
-from stigmergy.node.tells import RemoteShards, Tells
+from stigmergy.node.tells import RemoteAgents, RemoteShards, Tells
 from stigmergy.node.wakeups import Alarms, OnUnserved, Waker
 from stigmergy.shard.draft import Stepped
 from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
@@ -67,6 +67,8 @@ class Connections(Struct, frozen=True):
     """Asks the ledger for agents; without one nothing is granted."""
     peers: RemoteShards | None = None
     """The owners of the shards that are not ours."""
+    remote: RemoteAgents | None = None
+    """The agents that other nodes run; without a bus what is told to them is given up."""
     locate: Callable[[str], str] | None = None
     """Says which other node runs an agent; see `Assignment`."""
     safeguards: Safeguards | None = None
@@ -131,7 +133,7 @@ class Host:
         self.recovered = recovered
         self.declaration = declaration
         self._guard = guard
-        self.assignment = Assignment(agents, declaration.plans, self._locate)
+        self.assignment = Assignment(agents, declaration.plans, self._locate, declaration.name)
         self.settings = settings = settings or declaration.settings
         self.journal = journal
         self.clock = clock
@@ -174,7 +176,7 @@ class Host:
         )
         calls = (self._gather, self._written, self._give_up)
         self.committer = Committer(self.shards, journal, signer, clock, tidy, settings, *calls, covers_all)
-        self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now, to.peers)
+        self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now, to.peers, to.remote)
         plans, incarnation = declaration.plans, journal.identity.incarnation
         self.blobs = to.blobs
         self.effector = Effector(

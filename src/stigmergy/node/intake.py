@@ -6,7 +6,7 @@ Nothing is taken before there is room for it, and nothing is reported as durable
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -130,6 +130,22 @@ class Intake:
         self._mailbox.put_telemetry(Queued(shard, delivery, (AwaitedTicket(future),), 1, size_bytes), policy)
         self._wake()
         return future
+
+    def take_told(
+        self, stream: Stream, sequence: int, address: str, bodies: Sequence[bytes], ticket: Ticket, *, passes: bool
+    ) -> None:
+        """Takes tells of a shard of another node, whose order the caller has kept. With `passes`, their sender gave up
+        what lies between them and those before. Raises Overloaded, with nothing of them taken."""
+        self.check_open()
+        shard = self.home_of(address)
+        source, incarnation, epoch = stream.source, stream.incarnation, stream.epoch
+        if passes:
+            passed = SequencesSkipped(source, incarnation, epoch, sequence - 1, "")
+            self._mailbox.put_note(Queued(shard=shard, input=passed, items=0), BLOCK)
+        delivery = Delivery(source, [(address, body) for body in bodies], sequence, incarnation, epoch)
+        size_bytes = sum(map(len, bodies)) + len(bodies) * (4 * len(address) + OVERHEAD_BYTES)
+        self._mailbox.put_telemetry(Queued(shard, delivery, (ticket,), len(bodies), size_bytes), BLOCK)
+        self._wake()
 
     def post(self, accepted: list[Accept[Envelope, Ticket]]) -> None:
         """Puts what the ingress let through into the mailbox. If there is no room, the waiting sender is told."""

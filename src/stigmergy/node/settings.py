@@ -16,6 +16,8 @@ from stigmergy.store.blobs import BlobSettings
 KIB = 1024
 MIB = 1024 * KIB
 YEAR_S = 366 * 86_400
+KEEP = "keep"
+REFUSE = "refuse"
 LEASE_S_MIN = 2
 LEASE_S_MAX = 60
 BATCH_BYTES_LIMIT = 512 * KIB
@@ -119,6 +121,31 @@ class UplinkSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"settings: uplink.{name} = {value!r}; give more than 0 seconds")
 
 
+class TellSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bounds of tells to agents that other nodes run. What is given up is a dead letter, and its teller is told."""
+
+    keep_s: float = 86_400.0
+    """How long a tell is kept whose receiver does not confirm it, unless the tell says `within_s`."""
+    kept_max: int = 1_000
+    """Tells kept for one agent; one more is given up at once."""
+    kept_all_max: int = 10_000
+    """Tells kept for all of them together."""
+    unclaimed: str = "keep"
+    """A tell to an agent that no node says it runs: `keep` it like any other, or `refuse` it after 10 s."""
+
+    def __post_init__(self) -> None:
+        for name in ("kept_max", "kept_all_max"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(
+                    f"settings: tells.{name} = {getattr(self, name)!r}; give a whole number from 1 upward"
+                )
+        keep_s: object = self.keep_s
+        if not isinstance(keep_s, int | float) or not 0 < keep_s <= YEAR_S:
+            raise ConfigError(f"settings: tells.keep_s = {keep_s!r}; give more than 0 seconds, at most a year")
+        if self.unclaimed not in (KEEP, REFUSE):
+            raise ConfigError(f"settings: tells.unclaimed = {self.unclaimed!r}; give {KEEP!r} or {REFUSE!r}")
+
+
 class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The bounds of shared state between nodes."""
 
@@ -197,6 +224,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     bus: BusSettings = BusSettings()
     uplink: UplinkSettings = UplinkSettings()
+    tells: TellSettings = TellSettings()
     shared: SharedSettings = SharedSettings()
     membership: SwimSettings = SwimSettings()
     copies: CopySettings = CopySettings()

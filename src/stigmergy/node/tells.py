@@ -1,6 +1,7 @@
 """Tells between shards: puts what one shard owes another into its mailbox, and settles it once it is durable there.
 
-If the other shard is not ours, its owner takes the tells; they stay owed until they are durable there.
+If the other shard is not ours, its owner takes the tells; they stay owed until they are durable there. Tells to agents
+that other nodes run go over the bus; without one they are given up at once.
 """
 
 from __future__ import annotations
@@ -12,18 +13,26 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from stigmergy.agents.assignment import Assignment
+from stigmergy.agents.assignment import Assignment, is_foreign
 from stigmergy.agents.codec import tag_of
-from stigmergy.agents.effects import shard_sink
+from stigmergy.agents.effects import REMOTE_SINKS, shard_sink
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.node.mailbox import Mailbox, Queued, Ticket
-from stigmergy.shard.inputs import Delivery, EffectSettled, Input
-from stigmergy.shard.outbox import Pending
+from stigmergy.shard.draft import REMOTE_ADDRESSES_MAX
+from stigmergy.shard.inputs import Delivery, EffectSettled, Input, TellGivenUp
+from stigmergy.shard.outbox import Pending, read_told
 from stigmergy.shard.shard import Shards
 
 SHARD_SINKS = "shard/"
 REPORT_EVERY_NS = 60 * SECOND_NS
 """Tells that cannot be delivered are logged at most so often, with their number."""
+NO_BUS = (
+    'tells reach other nodes over a bus only, and this node has none: name one, such as bus = "mqtt://gateway:1883"'
+)
+RUNS_NOW = "runs on this node since then: retry this"
+TOO_MANY = (
+    f"{REMOTE_ADDRESSES_MAX:,} agents of other nodes were told something before, and there is no room for one more"
+)
 log = logging.getLogger("stigmergy.tells")
 _told = msgspec.msgpack.Decoder(tuple[str, bytes])
 
@@ -42,7 +51,7 @@ class TellCounters(Struct):
     """What became of tells."""
 
     tells_undelivered: int = 0
-    """For agents that do not run on this node; they are in the dead letters."""
+    """For agents that do not run on this node, and that were given up; they are in the dead letters."""
 
 
 class Settles:
@@ -86,6 +95,14 @@ class RemoteShards(Protocol):
         ...
 
 
+class RemoteAgents(Protocol):
+    """The agents that other nodes run, as a host sees them."""
+
+    def release(self, shard: int, epoch: int, pendings: Sequence[Pending]) -> None:
+        """Takes durable tells of a shard of ours for agents that other nodes run, those of a sink in order."""
+        ...
+
+
 class Tells:
     """Releases what the shards of a host tell others."""
 
@@ -97,8 +114,11 @@ class Tells:
         assignment: Assignment,
         monotonic_ns: Callable[[], int],
         elsewhere: RemoteShards | None,
+        remote: RemoteAgents | None,
     ) -> None:
-        """`elsewhere` takes tells for shards that are not ours; without it they stay owed until a start with it."""
+        """`elsewhere` takes tells for shards that are not ours; without it they stay owed until a start with it.
+        `remote` takes those for agents of other nodes; without it they are given up."""
+        self._remote = remote
         self._assignment = assignment
         self._monotonic_ns = monotonic_ns
         self._silent_until_ns: int | None = None
@@ -112,16 +132,19 @@ class Tells:
     def release(self, shard: int, owed: Sequence[Pending]) -> list[Pending]:
         """Takes the tells among these durable effects; returns the others."""
         others: list[Pending] = []
+        remote: list[Pending] = []
         tells: dict[str, list[Pending]] = {}
         for pending in owed:
             if pending.sink.startswith(SHARD_SINKS):
                 tells.setdefault(pending.sink, []).append(pending)
+            elif pending.sink.startswith(REMOTE_SINKS):
+                remote.append(pending)
             else:
                 others.append(pending)
-        epoch = self._shards[shard].epoch if tells else 0
+        epoch = self._shards[shard].epoch if tells or remote else 0
+        if remote:
+            self._release_remote(shard, epoch, remote)
         for sink, pendings in tells.items():
-            if not self._assignment.is_everything:
-                self._report(pendings)
             target = shard_of_sink(sink)
             if target in self._shards:
                 self._mailbox.put_inside(queued_of(shard, epoch, sink, pendings, self._put))
@@ -129,17 +152,39 @@ class Tells:
                 self._elsewhere.release(shard, epoch, target, pendings)
         return others
 
-    def _report(self, pendings: Sequence[Pending]) -> None:
-        """Counts and logs dead letters for agents that do not run here."""
-        for pending, (to, body) in zip(pendings, told_items(pendings), strict=True):
-            if self._assignment.runs(to):
-                continue
-            self.counters.tells_undelivered += 1
-            now_ns = self._monotonic_ns()
-            if self._silent_until_ns is not None and now_ns < self._silent_until_ns:
-                self._unsaid += 1
-                continue
-            more = f" ({self._unsaid} more since the last report)" if self._unsaid else ""
-            why, what = self._assignment.refusal(to), tag_of(body)
-            log.warning("%s told %s %s, which is in the dead letters now: %s%s", pending.agent, to, what, why, more)
-            self._silent_until_ns, self._unsaid = now_ns + REPORT_EVERY_NS, 0
+    def _release_remote(self, shard: int, epoch: int, pendings: Sequence[Pending]) -> None:
+        """Gives up what nobody can carry: without a bus, to one agent too many, to a kind that no node has."""
+        carried: list[Pending] = []
+        for pending in pendings:
+            to = read_told(pending.body).to
+            if pending.sink == REMOTE_SINKS:
+                self.give_up(shard, pending, f"{to}: {TOO_MANY}")
+            elif self._remote is None:
+                # It may have come to run here since it was told.
+                here = not is_foreign(to) and self._assignment.knows_kind(to) and self._assignment.runs(to)
+                why = f"{to} {RUNS_NOW}" if here else f"{self._assignment.refusal(to)}; {NO_BUS}"
+                self.give_up(shard, pending, why)
+            elif not (is_foreign(to) or self._assignment.knows_kind(to) or self._assignment.locate(to)):
+                self.give_up(shard, pending, self._assignment.refusal(to))
+            else:
+                carried.append(pending)
+        if self._remote is not None and carried:
+            self._remote.release(shard, epoch, carried)
+
+    def give_up(self, shard: int, pending: Pending, reason: str) -> None:
+        """Has a shard keep that a tell to another node is given up."""
+        self._put(shard, TellGivenUp(pending.sink, pending.sequence, reason))
+        self.note_given_up(pending, reason)
+
+    def note_given_up(self, pending: Pending, reason: str) -> None:
+        """Counts a tell that is given up, and logs it now and then."""
+        self.counters.tells_undelivered += 1
+        now_ns = self._monotonic_ns()
+        if self._silent_until_ns is not None and now_ns < self._silent_until_ns:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more since the last report)" if self._unsaid else ""
+        told = read_told(pending.body)
+        what = tag_of(told.message)
+        log.warning("%s told %s %s, which is in the dead letters now: %s%s", pending.agent, told.to, what, reason, more)
+        self._silent_until_ns, self._unsaid = now_ns + REPORT_EVERY_NS, 0

@@ -35,7 +35,7 @@ from stigmergy.base.errors import (
     StaleMapping,
 )
 from stigmergy.shard.commit import NO_CAUSE, column_cause
-from stigmergy.shard.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft, ShardCounters, owe, pack_effect
+from stigmergy.shard.draft import DRAFT_BYTES_MAX, OVERHEAD_BYTES, Draft, ShardCounters, owe, pack_effect, size_of
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ColumnDelivery
 from stigmergy.shard.state import ShardState
@@ -256,7 +256,7 @@ class ColumnDispatcher:
             asking = address or f"{kind}/{table.name(agent)}"
             packed = pack_effect(state, self._homes, effect, (None, b""), now_ns)
             owe(state, draft, asking, packed, NO_CAUSE if place < 0 else column_cause(base + place), now_ns)
-            draft.size_bytes += len(packed[1]) + len(asking) + OVERHEAD_BYTES
+            draft.size_bytes += size_of(packed) + len(asking) + OVERHEAD_BYTES
 
     def _check(self, effect: Effect) -> None:
         """Raises for an effect that cannot be sent, as it would in the hands of an interpreted agent."""

@@ -24,14 +24,15 @@ from stigmergy.agents.codec import (
     is_sound,
     keepable,
     printable,
+    tag_of,
 )
-from stigmergy.agents.effects import WindowClosed
+from stigmergy.agents.effects import TellFailed, WindowClosed
 from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message
 from stigmergy.agents.ordered import CLAIM_EVENTS, LEDGER, Claim, Denied, read_verdict
 from stigmergy.agents.plans import AgentPlan, Plan
 from stigmergy.agents.shared import Merged, SharedWrites, check_groups, check_merged
 from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed
-from stigmergy.base.errors import Malformed, Overloaded, PeerError, TooLarge
+from stigmergy.base.errors import Malformed, NotAssigned, Overloaded, PeerError, TooLarge
 from stigmergy.crdt.delta import Edit
 from stigmergy.shard.column_dispatch import ColumnDispatcher
 from stigmergy.shard.commit import NO_CAUSE, Answer
@@ -46,11 +47,14 @@ from stigmergy.shard.draft import (
     enter,
     owe,
     pack_effects,
+    pack_tell,
+    size_of,
     window_timers,
 )
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ELSEWHERE, Accepted, Asked, Refused, SharedReceived
 from stigmergy.shard.memory import DeadLetter, Remembered
+from stigmergy.shard.outbox import Pending, read_told
 from stigmergy.shard.state import ShardState, fold_fact
 
 # Collects what one `decide` yields against the unchanged state, before any of it changes the state.
@@ -106,7 +110,7 @@ class InputDispatcher:
 
     def __init__(self, state: ShardState, homes: Homes) -> None:
         self._state = state
-        self._homes = homes
+        self.homes = homes
         self.counters = ShardCounters()
         self.columnar = ColumnDispatcher(state, homes, self)
 
@@ -317,12 +321,12 @@ class InputDispatcher:
         try:
             effects = () if react is None else react(agent, fact) or ()
             room_bytes = len(body) + REACTIONS_BYTES_MAX
-            packed = pack_effects(self._state, self._homes, agent, effects, (fact, body), now_ns, room_bytes)
+            packed = pack_effects(self._state, self.homes, agent, effects, (fact, body), now_ns, room_bytes)
         except Exception as error:
             return error
         for one in packed:
             owe(self._state, draft, address, one, NO_CAUSE, now_ns)
-            draft.grow(address, bodies_bytes=len(one[1]))
+            draft.grow(address, bodies_bytes=size_of(one))
         return None
 
     def keep(self, draft: Draft, address: str, event: Event, now_ns: int, *, quietly: bool = False) -> Exception | None:
@@ -351,7 +355,7 @@ class InputDispatcher:
         try:
             if quietly:
                 raise _Quiet
-            outcome = collect(self._state, self._homes, agent_plan, agent, [(event, body)], now_ns, room_bytes)
+            outcome = collect(self._state, self.homes, agent_plan, agent, [(event, body)], now_ns, room_bytes)
         except Exception as error:
             failure = None if quietly else error
             before = self._state.new_agent(address, agent_plan) if image is None else agent_plan.copy(image)
@@ -414,7 +418,7 @@ class InputDispatcher:
                 if plan.decide is None
                 else self._decided(agent_plan, plan, agent, message, body, now_ns)
             )
-            outcome = collect(self._state, self._homes, agent_plan, agent, decided, now_ns, limit)
+            outcome = collect(self._state, self.homes, agent_plan, agent, decided, now_ns, limit)
         except BaseException:
             if image is not None:
                 agents[address] = image
@@ -431,13 +435,13 @@ class InputDispatcher:
         self, agent: Any, event: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int
     ) -> list[PackedEffect]:
         room_bytes = self._state.limits.bytes_per_decision_max - len(body)
-        return pack_effects(self._state, self._homes, agent, chain((first,), others), (event, body), now_ns, room_bytes)
+        return pack_effects(self._state, self.homes, agent, chain((first,), others), (event, body), now_ns, room_bytes)
 
     def _owe_all(self, draft: Draft, address: str, effects: list[PackedEffect], now_ns: int) -> None:
         cause = len(draft.events) - 1
         for packed in effects:
             owe(self._state, draft, address, packed, cause, now_ns)
-            draft.size_bytes += len(packed[1]) + len(address) + OVERHEAD_BYTES
+            draft.size_bytes += size_of(packed) + len(address) + OVERHEAD_BYTES
 
     def _answer(
         self, draft: Draft, asked: Asked, known: tuple[str, bytes], refused: str | None, at: int, now_ns: int
@@ -549,6 +553,22 @@ def take_merged(
     return None
 
 
+TOLD_SOURCES = "told/"
+"""The source of a dead letter that was a tell to another node: this, and who told it."""
+
+
+def give_up_tell(
+    state: ShardState, dispatcher: InputDispatcher, draft: Draft, pending: Pending, reason: str, now_ns: int
+) -> None:
+    """A tell to an agent that runs elsewhere becomes a dead letter here, from which it can be told again."""
+    told, teller = read_told(pending.body), pending.agent
+    dispatcher.fail(draft, told.to, told.message, f"{TOLD_SOURCES}{teller}", NotAssigned(reason), now_ns)
+    message = tag_of(told.message).partition("@")[0]
+    body = encode(TellFailed(to=told.to, message=message, reason=printable(reason, REASON_CHARS_MAX)))
+    if teller not in state.at_rest and dispatcher.understands(teller, body):
+        dispatcher.take(draft, teller, body, pending.sink, now_ns)
+
+
 def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: DeadLetter, now_ns: int) -> None:
     """Gives a dead letter to its agent again.
 
@@ -556,6 +576,12 @@ def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: 
     decides again against today's state what follows from it; if nothing is decided, its effects are requested.
     """
     address = letter.agent
+    if letter.source.startswith(TOLD_SOURCES):
+        teller = letter.source.removeprefix(TOLD_SOURCES)
+        packed = pack_tell(state, dispatcher.homes, address, letter.input, now_ns)
+        owe(state, draft, teller, packed, NO_CAUSE, now_ns)
+        draft.grow(teller, bodies_bytes=size_of(packed))
+        return
     agent = state.agents.get(address)
     fact = None if agent is None else _fact_in(state.plan_of[type(agent)], agent, letter.input)
     if fact is None:

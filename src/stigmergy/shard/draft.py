@@ -12,10 +12,22 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, structs
 
+from stigmergy.agents.assignment import is_foreign
 from stigmergy.agents.codec import SOURCE_CHARS_MAX, UNDECODABLE, canonical_bytes, encode, printable, tag_of
 from stigmergy.agents.columns import ColumnRun
-from stigmergy.agents.effects import PUBLISH, TIMERS, Publish, Tell, TellFailed, WindowClosed, shard_sink, sink_of
-from stigmergy.agents.messages import Bindable, Claimed, Command, Effect, Event, Keeping, Message, spec_of
+from stigmergy.agents.effects import (
+    PUBLISH,
+    REMOTE_SINKS,
+    TIMERS,
+    Publish,
+    Tell,
+    TellFailed,
+    WindowClosed,
+    remote_sink,
+    shard_sink,
+    sink_of,
+)
+from stigmergy.agents.messages import SECOND_NS, Bindable, Claimed, Command, Effect, Event, Keeping, Message, spec_of
 from stigmergy.agents.plans import AgentPlan, Plan, without_shared
 from stigmergy.agents.shared import Merged, SharedChanged
 from stigmergy.base.errors import Malformed, SequenceGap, StaleEpoch, StaleMapping, StigmergyError, TooLarge
@@ -33,9 +45,9 @@ from stigmergy.shard.commit import (
     Settled,
     SnapshotNote,
 )
-from stigmergy.shard.homes import Homes
+from stigmergy.shard.homes import Homes, is_remote_address
 from stigmergy.shard.inputs import ELSEWHERE, Asked, Input, Verdict
-from stigmergy.shard.outbox import Block, Pending
+from stigmergy.shard.outbox import Block, Pending, Told, read_told
 from stigmergy.shard.state import ShardState, evolve_event
 from stigmergy.shard.timers import WINDOW_PREFIX, PendingTimer, TimerSet, read_timer, timer_body
 
@@ -51,6 +63,10 @@ COLUMNS_REST_BYTES = 80 * 1024
 """How much larger than `columns_bytes_max` a commit with records can become. A table never makes more than there is
 room for; the rest is what one record needs that fails: its message in words (64 KiB), its error, and why its agent is
 stopped (5 KiB); then the run and the mark of its source (4 KiB)."""
+REMOTE_ADDRESSES_MAX = 50_000
+"""So many agents that run elsewhere a shard may tell something, ever: each has sequences of its own, at the receiver
+too. What is told to one more is given up."""
+WITHIN_S_MAX = 366 * 86_400
 JOINED_BYTES_MAX = 16 * 1024
 """Runs of more bytes are not joined: to copy them costs more than a new one."""
 OVERHEAD_BYTES = 64
@@ -338,9 +354,9 @@ def pack_effect(state: ShardState, homes: Homes, effect: Effect, cause: tuple[An
     `cause` is the event behind it with its bytes: code that passes that event on passes on the bytes as they came.
     """
     if isinstance(effect, Tell):
-        state.plan_at(effect.to)
+        to = _receiver(state, effect)
         message = cause[1] if effect.message is cause[0] else _readable(effect.message, Command | Event, "Tell")
-        return shard_sink(homes.of(effect.to)), encode((effect.to, message))
+        return pack_tell(state, homes, to, message, now_ns, int((effect.within_s or 0) * SECOND_NS))
     if isinstance(effect, Publish):
         event = cause[1] if effect.event is cause[0] else _readable(effect.event, Event, "Publish")
         if not isinstance(effect.topic, str):
@@ -354,6 +370,41 @@ def pack_effect(state: ShardState, homes: Homes, effect: Effect, cause: tuple[An
     if isinstance(effect, Bindable) and effect.valid_while is not UNSET:
         _check_bound(effect.valid_while)
     return sink, _readable(effect, Effect, "a @react handler")
+
+
+def _receiver(state: ShardState, tell: Tell) -> str:
+    """Whom a tell is for. Raises UnknownKind for what can be no address, and TypeError for a time that is none."""
+    to = state.assignment.within_fleet(tell.to)
+    in_scenario = not state.assignment.fleet and not is_foreign(to)  # which has no other node
+    if in_scenario or not is_remote_address(to):
+        state.plan_at(to)
+    within_s: object = tell.within_s
+    if within_s is not None and not (isinstance(within_s, int | float) and 0 < within_s <= WITHIN_S_MAX):
+        raise TypeError(f"Tell(within_s={within_s!r}): give seconds, more than 0 and at most a year, or leave it out")
+    return to
+
+
+def pack_tell(
+    state: ShardState, homes: Homes, to: str, message: bytes, now_ns: int, within_ns: int = 0
+) -> PackedEffect:
+    """A tell to an agent that this node or another owner of shards of this fleet runs, or else to one elsewhere. A kind
+    that the fleet does not have runs nowhere that is known here: whoever carries tells to other nodes knows better.
+
+    Sequences of a sink are dense, so sinks are never forgotten: one agent elsewhere too many has no sink of its own,
+    and what is owed to the common one is given up.
+    """
+    if not is_foreign(to) and state.plans.get(to.partition("/")[0]) is not None and state.assignment.runs(to):
+        return shard_sink(homes.of(to)), encode((to, message))
+    sink = remote_sink(to)
+    if not state.outbox.knows(sink) and state.outbox.remote_count >= REMOTE_ADDRESSES_MAX:
+        sink = REMOTE_SINKS
+    return sink, encode(Told(to, message, now_ns, within_ns))
+
+
+def size_of(packed: PackedEffect) -> int:
+    """How many bytes of a commit an effect takes beside what every entry does."""
+    sink, body = packed
+    return len(body) + len(sink) if sink.startswith(REMOTE_SINKS) else len(body)
 
 
 def _check_bound(claim: object) -> None:
@@ -417,7 +468,7 @@ def collect(
         packed += window_timers(state, agent_plan, plan, agent, event)
         for effect in packed:
             outcome.effects.append((effect, cause))
-            outcome.size_bytes += len(effect[1]) + overhead
+            outcome.size_bytes += size_of(effect) + overhead
     return outcome
 
 
@@ -433,13 +484,9 @@ def pack_effects(
     """The effects with their sinks. Raises TooLarge as soon as they are more than there is room for."""
     packed: list[PackedEffect] = []
     overhead = len(agent.address) + OVERHEAD_BYTES
-    agent_plan = state.plan_of[type(agent)]
     for effect in effects:
         packed.append(pack_effect(state, homes, effect, cause, now_ns))
-        room_bytes -= len(packed[-1][1]) + overhead
-        if isinstance(effect, Tell) and not state.assignment.runs(effect.to) and agent_plan.handles(TellFailed):
-            packed.append(_tell_back(state, agent.address, effect))
-            room_bytes -= len(packed[-1][1]) + overhead
+        room_bytes -= size_of(packed[-1]) + overhead
         if room_bytes < 0:
             break
     if room_bytes < 0:
@@ -450,16 +497,17 @@ def pack_effects(
     return packed
 
 
-def _tell_back(state: ShardState, teller: str, tell: Tell) -> PackedEffect:
-    """What the teller hears of a tell for an agent that does not run here: as a tell of its own, in a later step. The
-    tell itself leaves as ever, and is a dead letter where it arrives."""
-    reason = state.assignment.refusal(tell.to)
-    failed = TellFailed(to=tell.to, message=type(tell.message).__name__, reason=reason)
-    return shard_sink(state.shard), encode((teller, encode(failed)))
+def compared(homes: Homes, owed: Owed) -> PackedEffect:
+    """Sink and bytes of an effect as a replay compares them: which node ran the receiver of a tell was configured, and
+    is no part of the decision."""
+    if not owed.sink.startswith(REMOTE_SINKS):
+        return owed.sink, owed.body
+    told = read_told(owed.body)
+    return "" if is_foreign(told.to) else shard_sink(homes.of(told.to)), encode((told.to, told.message))
 
 
 def is_tell_back(owed: Owed) -> bool:
-    """Whether the framework added this effect: no handler asked for it."""
+    """Whether the framework added this effect, as versions did that carried no tell to another node."""
     if not owed.sink.startswith("shard/"):
         return False
     to, body = msgspec.msgpack.decode(owed.body, type=tuple[str, bytes])

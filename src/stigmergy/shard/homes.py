@@ -23,12 +23,19 @@ ADDRESSES_KNOWN_MAX = 1_000_000
 AGENTS_CHECKED_MAX = 10_000
 """Of so many agents that a log has is checked whether they belong there."""
 _ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
+_FLEET = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 def is_address(text: str) -> bool:
     """Whether somebody could live there."""
     return _ADDRESS.fullmatch(text) is not None
+
+
+def is_remote_address(text: str) -> bool:
+    """Whether it names an agent of a fleet, `ground/Pilot/D-17`, or of this one."""
+    fleet, slash, rest = text.partition("/")
+    return is_address(text) or (bool(slash) and _FLEET.fullmatch(fleet) is not None and is_address(rest))
 
 
 def shard_of(text: str, shards: int) -> int:

@@ -95,6 +95,14 @@ class EffectsSettled(Struct, frozen=True):
     sequences: list[int]
 
 
+class TellGivenUp(Struct, frozen=True):
+    """A tell to an agent that another node runs is given up: it becomes a dead letter, and its teller hears why."""
+
+    sink: str
+    sequence: int
+    reason: str
+
+
 class SequencesSkipped(Struct, frozen=True):
     """A source's inputs up to `last` will not come, or were shed: the mark passes them, and the log says so.
 
@@ -196,6 +204,7 @@ Single = (
     | TimerDue
     | EffectSettled
     | EffectsSettled
+    | TellGivenUp
     | SequencesSkipped
     | LetterRetried
     | LetterDropped

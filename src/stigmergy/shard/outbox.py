@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import takewhile
 
+import msgspec
 from msgspec import Struct
 
 from stigmergy.agents.columns import ColumnRun
+from stigmergy.agents.effects import REMOTE_SINKS
 from stigmergy.shard.commit import Owed, Settled
 
 
@@ -28,6 +30,19 @@ class Pending(Struct, array_like=True, frozen=True):
     body: bytes
 
 
+class Told(Struct, array_like=True, frozen=True):
+    """The body of a tell: its receiver and the message. One for an agent that runs elsewhere says when it was told, and
+    how long it may be kept at most; 0: as long as the node's settings say."""
+
+    to: str
+    message: bytes
+    told_ns: int = 0
+    within_ns: int = 0
+
+
+read_told = msgspec.msgpack.Decoder(Told).decode
+
+
 class Outbox:
     """What a shard owes the world."""
 
@@ -35,6 +50,8 @@ class Outbox:
         self._sent: dict[str, int] = {}
         self._pending: dict[str, dict[int, Pending]] = {}
         self.count = 0
+        self.remote_count = 0
+        """How many agents that run elsewhere were ever told something."""
 
     def next_sequence(self, sink: str) -> int:
         """The sequence of the next effect for this sink."""
@@ -43,10 +60,16 @@ class Outbox:
     def owe(self, incarnation: int, position: int, index: int, owed: Owed) -> Pending:
         """Takes on an effect."""
         pending = Pending(incarnation, position, index, owed.agent, owed.sink, owed.sequence, owed.body)
+        if owed.sink not in self._sent:
+            self.remote_count += owed.sink.startswith(REMOTE_SINKS)
         self._sent[owed.sink] = owed.sequence
         self._pending.setdefault(owed.sink, {})[owed.sequence] = pending
         self.count += 1
         return pending
+
+    def knows(self, sink: str) -> bool:
+        """Whether this sink was ever owed something."""
+        return sink in self._sent
 
     def get(self, sink: str, sequence: int) -> Pending | None:
         """The effect, if it is still owed."""
@@ -87,6 +110,7 @@ class Outbox:
     def restore(self, sent: dict[str, int], pending: list[Pending]) -> None:
         """Takes over what a snapshot says."""
         self._sent = dict(sent)
+        self.remote_count = sum(sink.startswith(REMOTE_SINKS) for sink in sent)
         self._pending = {}
         for effect in pending:
             self._pending.setdefault(effect.sink, {})[effect.sequence] = effect

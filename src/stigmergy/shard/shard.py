@@ -45,7 +45,7 @@ from stigmergy.agents.supervision import (
 )
 from stigmergy.base.errors import Bug, NotOwned, Overloaded, PeerError, StigmergyError
 from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
-from stigmergy.shard.dispatch import ADDRESS_CHARS_MAX, InputDispatcher, retry, take_merged, take_verdict
+from stigmergy.shard.dispatch import ADDRESS_CHARS_MAX, InputDispatcher, give_up_tell, retry, take_merged, take_verdict
 from stigmergy.shard.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft, Ready, Stepped
 from stigmergy.shard.homes import Homes, Ownership
 from stigmergy.shard.inputs import (
@@ -70,6 +70,7 @@ from stigmergy.shard.inputs import (
     SharedReceived,
     Single,
     SnapshotStored,
+    TellGivenUp,
     TimerDue,
     Verdict,
     VerdictCame,
@@ -308,6 +309,8 @@ class Shard:
             case EffectsSettled():
                 settled = self._settle(one.sink, one.sequences)
                 dispatcher.counters.duplicates += len(one.sequences) - settled
+            case TellGivenUp():
+                self._give_up(one, now_ns)
             case SequencesSkipped():
                 self._skip(one, now_ns)
             case LetterRetried() | LetterDropped():
@@ -411,6 +414,16 @@ class Shard:
         elif settled.result is not None and self._dispatcher.understands(pending.agent, settled.result):
             self._draft.begin_run(now_ns, settled.sink)
             self._dispatcher.take(self._draft, pending.agent, settled.result, settled.sink, now_ns)
+
+    def _give_up(self, given_up: TellGivenUp, now_ns: int) -> None:
+        """A tell that was not taken elsewhere: a dead letter, of which its teller hears."""
+        pending = self.state.outbox.get(given_up.sink, given_up.sequence)
+        if pending is None or pending.position >= self._draft.position:
+            self._dispatcher.counters.duplicates += 1
+            return
+        self._settle(given_up.sink, (given_up.sequence,))
+        self._draft.begin_run(now_ns, given_up.sink)
+        give_up_tell(self.state, self._dispatcher, self._draft, pending, given_up.reason, now_ns)
 
     def _settle(self, sink: str, sequences: Sequence[int]) -> int:
         """Forgets effects that are owed by a commit before this one; nobody can have carried out a later one.

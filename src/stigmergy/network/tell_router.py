@@ -1,0 +1,530 @@
+"""Tells between nodes over a bus: sends what our shards owe to agents of other nodes, and takes what those tell ours.
+
+The outbox is the queue of what is sent, and the receiver's mark makes it arrive once and in order, for each *pair* of a
+shard and an agent elsewhere. A tell is settled only when its receiver says that it is durable there. What is not
+acknowledged is sent again: after a pause that doubles, when the link comes up, and when presence says that a node with
+the agent has come. One agent that is away delays no other.
+
+A tell is given up, by a journaled input, when its time is over, when too many are kept, or when its receiver refuses it
+for good. Only once that is durable a frame may pass over its number: after a crash it must not count as delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from stigmergy.agents.assignment import is_foreign
+from stigmergy.agents.codec import REASON_CHARS_MAX, printable
+from stigmergy.agents.effects import REMOTE_SINKS, remote_sink
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.base.errors import (
+    Malformed,
+    NotRunning,
+    PeerError,
+    SequenceGap,
+    StaleEpoch,
+    StigmergyError,
+)
+from stigmergy.base.tasks import end_tasks
+from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.presence import Presence, may_run
+from stigmergy.bus.tells import (
+    CONTENT_TYPE,
+    FRAME_BYTES_MAX,
+    FRAME_ITEMS_MAX,
+    TellAcknowledgement,
+    TellFrame,
+    TellItem,
+    read_acknowledgement,
+    read_frame,
+    write_tells,
+)
+from stigmergy.bus.topics import Channel, Topics, parse_topic
+from stigmergy.network.subscriber import bus_source
+from stigmergy.node.host import Host
+from stigmergy.node.intake import AwaitedTicket, Stream
+from stigmergy.node.settings import REFUSE, TellSettings
+from stigmergy.shard.dispatch import decode
+from stigmergy.shard.inputs import EffectsSettled, TellGivenUp
+from stigmergy.shard.outbox import Pending, read_told
+
+FRAMES_IN_FLIGHT_MAX = 8
+"""Frames of one pair under way to a receiver that answers; to one that has not answered yet, one."""
+PUBLISHES_MAX = 32
+"""Frames of all pairs that the broker has not taken yet."""
+PUBLISH_S_MAX = 10.0
+"""A broker that has not taken a frame for so long makes room for others; whether it has it is not known."""
+SWEEP_S = 0.5
+"""How often times are looked at: what is due again, what is over."""
+RESEND_S = 2.0
+RESEND_S_MAX = 30.0
+"""The pause before a frame that nobody acknowledged is sent again; it doubles up to the larger."""
+UNCLAIMED_RESEND_S_MAX = 600.0
+"""The same while presence knows no node of this fleet that could run the agent: brokers hold messages for sessions
+that are away, and must not be filled."""
+UNCLAIMED_S = 10.0
+"""With `unclaimed = "refuse"`: how long somebody may take to claim the agent, or to answer, while the link is up."""
+SETTLE_S = 2.0
+"""After the link came up a node that runs everything takes tells only for agents that it has, until the announcements
+of others are here: one of them may name the agent."""
+ACCEPTED_COUNT_MAX = 10_000
+"""Pairs of which is remembered how far their tells are queued here; then the marks say it."""
+DRAIN_LOOK_S = 0.01
+TOLD_FULL = 0.5
+"""Tells kept for one agent, as a part of what there is room for, from which on it is a trouble."""
+
+
+COPIED = "another program runs a copy of this journal; stop one of them"
+
+
+class RouterCounters(Struct):
+    """What became of tells between nodes."""
+
+    tells_sent: int = 0
+    """Repetitions included."""
+    tells_confirmed: int = 0
+    tells_taken: int = 0
+    """New ones, of agents of other nodes."""
+    tells_refused: int = 0
+    """Of other nodes, for good; their senders are told."""
+
+
+class Pair:
+    """What a shard of ours owes to one agent elsewhere. Pure; the router carries out what it says."""
+
+    def __init__(self, shard: int, sink: str, to: str) -> None:
+        self.shard = shard
+        self.sink = sink
+        self.to = to
+        self.epoch = 0
+        self.waiting: dict[int, Pending] = {}
+        """Everything that is not acknowledged, in the order of the numbers."""
+        self.given_up: dict[int, None] = {}
+        """Those of them that are being given up: no frame passes over them before that is durable."""
+        self._sent: int | None = None
+        """The last number sent since the receiver's position was last in doubt."""
+        self._in_flight: deque[int] = deque()
+        """The last numbers of frames under way."""
+        self.is_heard = False
+        """Whether the receiver has answered since then."""
+        self.pause_s = RESEND_S
+        self.due_ns = 0
+        """When to send again what is not acknowledged."""
+        self.silent_s = 0.0
+        """How long the link was up without an answer since the first tell that waits."""
+        self.trouble = ""
+
+    def add(self, pending: Pending) -> None:
+        """Takes on a durable tell."""
+        self.waiting[pending.sequence] = pending
+
+    def rewind(self, resume: int | None = None) -> None:
+        """Everything behind this number is to be sent again; None: everything, and one frame until there is an
+        answer."""
+        self._in_flight.clear()
+        self._sent = resume
+        self.is_heard = self.is_heard and resume is not None
+
+    def next_frame(self, me: tuple[str, str, str], expires_ns: Callable[[Pending], int]) -> TellFrame | None:
+        """The next frame to send; None if nothing is to be sent now."""
+        window = FRAMES_IN_FLIGHT_MAX if self.is_heard else 1
+        if self.trouble or len(self._in_flight) >= window:
+            return None
+        pendings: list[Pending] = []
+        size_bytes = 0
+        for sequence, pending in self.waiting.items():
+            if self._sent is not None and sequence <= self._sent:
+                continue
+            size_bytes += len(pending.body)
+            alike = not pendings or (pendings[0].incarnation, pendings[-1].sequence + 1) == (
+                pending.incarnation,
+                sequence,
+            )
+            full = len(pendings) == FRAME_ITEMS_MAX or (pendings and size_bytes > FRAME_BYTES_MAX)
+            if sequence in self.given_up or not alike or full:
+                break
+            pendings.append(pending)
+        if not pendings:
+            return None
+        first, last = pendings[0], pendings[-1]
+        # What lies before the first that waits is settled: delivered, or durably given up.
+        after = 0 if first.sequence == next(iter(self.waiting)) else self._sent or 0
+        self._sent = last.sequence
+        self._in_flight.append(last.sequence)
+        items = [TellItem(read_told(one.body).message, expires_ns(one)) for one in pendings]
+        return TellFrame(*me, self.shard, first.incarnation, self.epoch, after, first.sequence, items)
+
+    def confirm(self, incarnation: int, durable: int) -> list[int]:
+        """The receiver has everything up to here; returns what is settled by that."""
+        settled: list[int] = []
+        for sequence, pending in self.waiting.items():
+            if sequence > durable or pending.incarnation != incarnation:
+                break
+            if sequence not in self.given_up:
+                settled.append(sequence)
+        for sequence in settled:
+            del self.waiting[sequence]
+        while self._in_flight and self._in_flight[0] <= durable:
+            self._in_flight.popleft()
+        return settled
+
+    def heard(self) -> None:
+        """The receiver answers."""
+        self.is_heard, self.pause_s, self.silent_s = True, RESEND_S, 0.0
+
+    def forget(self, sequence: int) -> None:
+        """It is durable that this one was given up."""
+        self.waiting.pop(sequence, None)
+        self.given_up.pop(sequence, None)
+
+
+class TellRouter:
+    """Both directions of one node. `start` before the bus opens, `stop` before it closes."""
+
+    def __init__(self, bus: Bus, topics: Topics, node: str, host: Host, presence: Presence) -> None:
+        self._bus = bus
+        self._topics = topics
+        self._node = node
+        self._host = host
+        self._presence = presence
+        self._settings: TellSettings = host.settings.tells
+        self._clock = host.clock
+        self._pairs: dict[tuple[int, str], Pair] = {}
+        self._kept = 0
+        self._ready: dict[tuple[int, str], None] = {}
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._publishes: dict[int, asyncio.Task[None]] = {}
+        self._publish_count = 0
+        self._up_ns: int | None = None
+        self._accepted: dict[tuple[str, int], int] = {}
+        """Per pair that others tell us by: up to where its tells are queued here."""
+        self.counters = RouterCounters()
+
+    async def start(self) -> None:
+        """Listens for acknowledgements, and sends whenever the link is up."""
+        topic = self._topics.of_node(self._node, Channel.ACKNOWLEDGEMENTS)
+        await self._bus.subscribe(topic, self._acknowledged)
+        self._task = asyncio.ensure_future(self._live())
+
+    async def wait_idle(self, within_s: float) -> None:
+        """Waits for acknowledgements of what was just sent, if receivers answer."""
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        while self._bus.is_up and asyncio.get_running_loop().time() < deadline_s:
+            if not any(pair.waiting and pair.pause_s == RESEND_S and not pair.trouble for pair in self._pairs.values()):
+                return
+            await asyncio.sleep(DRAIN_LOOK_S)
+
+    async def stop(self) -> None:
+        """Sends nothing more. What is not acknowledged stays owed."""
+        await end_tasks(self._task, *self._publishes.values())
+
+    def link(self, up: bool) -> None:
+        """The link came or went: what was under way is in doubt."""
+        self._up_ns = self._clock.monotonic_ns() if up else None
+        for pair in self._pairs.values():
+            self._send_anew(pair)
+
+    def joined(self, node: str) -> None:
+        """A node has come, or has other agents now: what waits for them is sent at once."""
+        come = [member for member in self._presence.members() if member.node == node]
+        for pair in self._pairs.values():
+            if not pair.is_heard and not is_foreign(pair.to) and may_run(pair.to, come):
+                self._send_anew(pair)
+
+    @property
+    def kept(self) -> int:
+        """Tells that are not acknowledged."""
+        return self._kept
+
+    def troubles(self) -> list[str]:
+        """Receivers that say that we are somebody else, and agents for which much is kept."""
+        found = [pair.trouble for pair in self._pairs.values() if pair.trouble]
+        for pair in self._pairs.values():
+            if len(pair.waiting) > TOLD_FULL * self._settings.kept_max:
+                where = self._host.assignment.locate(pair.to) or "no node says that it runs it"
+                found.append(f"{len(pair.waiting):,} tells for {pair.to} are not acknowledged; {where}")
+        return found
+
+    # ------------------------------------------------------------------ what our shards owe
+
+    def release(self, shard: int, epoch: int, pendings: Sequence[Pending]) -> None:
+        """Takes durable tells; those that there is no room for are given up."""
+        for pending in pendings:
+            key = (shard, pending.sink)
+            pair = self._pairs.get(key)
+            if pair is None:
+                pair = self._pairs[key] = Pair(shard, pending.sink, pending.sink.removeprefix(REMOTE_SINKS))
+            pair.epoch = epoch
+            pair.add(pending)
+            self._kept += 1
+            if len(pair.waiting) > self._settings.kept_max:
+                self._give_up(pair, pending, f"{self._settings.kept_max:,} tells are kept for {pair.to} already")
+            elif self._kept > self._settings.kept_all_max:
+                self._give_up(pair, pending, f"{self._settings.kept_all_max:,} tells to other nodes are kept already")
+            self._make_ready(pair)
+
+    def _send_anew(self, pair: Pair) -> None:
+        pair.rewind()
+        pair.pause_s = RESEND_S
+        self._make_ready(pair)
+
+    def _make_ready(self, pair: Pair) -> None:
+        self._ready[pair.shard, pair.sink] = None
+        self._woken.set()
+
+    def _give_up(self, pair: Pair, pending: Pending, reason: str) -> None:
+        """Has its shard keep that a tell is given up; from then on frames may pass over it."""
+        if pending.sequence in pair.given_up or self._host.failure is not None:
+            return
+        pair.given_up[pending.sequence] = None
+        given_up = TellGivenUp(pending.sink, pending.sequence, printable(reason, REASON_CHARS_MAX))
+        try:
+            kept = self._host.intake.take(pair.shard, given_up)
+        except NotRunning:
+            return
+
+        def durable(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                pair.forget(pending.sequence)
+                self._kept -= 1
+                self._make_ready(pair)
+
+        kept.add_done_callback(durable)
+        self._host.tells.note_given_up(pending, reason)
+
+    def _expires_ns(self, pending: Pending) -> int:
+        told = read_told(pending.body)
+        return told.told_ns + (told.within_ns or int(self._settings.keep_s * SECOND_NS))
+
+    async def _live(self) -> None:
+        """Sends what is ready, and looks at the times now and then."""
+        swept_ns = self._clock.monotonic_ns()
+        while True:
+            if not self._pairs:
+                await self._woken.wait()
+                swept_ns = self._clock.monotonic_ns()
+            try:
+                async with asyncio.timeout(SWEEP_S):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+            self._woken.clear()
+            now_ns = self._clock.monotonic_ns()
+            if now_ns - swept_ns >= SWEEP_S * SECOND_NS:
+                self._sweep(now_ns, (now_ns - swept_ns) / SECOND_NS)
+                swept_ns = now_ns
+            self._send_ready(now_ns)
+
+    def _sweep(self, now_ns: int, passed_s: float) -> None:
+        """Gives up what is over, and sends again what nobody acknowledged."""
+        wall_ns = self._clock.wall_ns()
+        for key, pair in list(self._pairs.items()):
+            if not pair.waiting:
+                del self._pairs[key]
+                self._ready.pop(key, None)
+                continue
+            for pending in [one for one in pair.waiting.values() if self._expires_ns(one) < wall_ns]:
+                self._give_up(pair, pending, f"{pair.to} did not take it in time; {self._whereabouts(pair.to)}")
+            if self._up_ns is None:
+                continue
+            claimed = is_foreign(pair.to) or self._presence.may_run(pair.to)
+            pair.silent_s += passed_s
+            if self._settings.unclaimed == REFUSE and pair.silent_s > UNCLAIMED_S and not self._is_claimed(pair):
+                why = f"{pair.to}: {self._whereabouts(pair.to)}, and tells.unclaimed is {REFUSE!r}"
+                for pending in list(pair.waiting.values()):
+                    self._give_up(pair, pending, why)
+            if now_ns >= pair.due_ns:
+                pair.rewind()
+                pair.pause_s = min(RESEND_S_MAX if claimed else UNCLAIMED_RESEND_S_MAX, pair.pause_s * 2)
+                self._make_ready(pair)
+
+    def _is_claimed(self, pair: Pair) -> bool:
+        """Whether somebody answers for an agent, or says that it runs there. Of other fleets nothing is announced."""
+        if pair.is_heard or is_foreign(pair.to):
+            return pair.is_heard
+        return self._presence.may_run(pair.to) or bool(self._presence.claimants(pair.to))
+
+    def _whereabouts(self, to: str) -> str:
+        if is_foreign(to):
+            return "nobody of that fleet has answered on this bus"
+        absent = [member.node for member in self._presence.claimants(to) if not self._presence.is_here(member.node)]
+        away = f"node {absent[0]!r} runs it, and is away" if absent else "no node says that it runs it"
+        return self._host.assignment.locate(to) or away
+
+    def _send_ready(self, now_ns: int) -> None:
+        """One frame of each pair that is ready, in turn, as long as the broker takes them."""
+        me = (self._topics.fleet, self._topics.site, self._node)
+        while self._ready and self._up_ns is not None and len(self._publishes) < PUBLISHES_MAX:
+            key = next(iter(self._ready))
+            del self._ready[key]
+            pair = self._pairs.get(key)
+            frame = None if pair is None else pair.next_frame(me, self._expires_ns)
+            if pair is None or frame is None:
+                continue
+            self._ready[key] = None
+            pair.due_ns = now_ns + int(pair.pause_s * SECOND_NS)
+            self.counters.tells_sent += len(frame.items)
+            self._publish(BusMessage(self._topic_of(pair.to), write_tells(frame), CONTENT_TYPE))
+
+    def _topic_of(self, to: str) -> str:
+        fleet, _, address = to.partition("/")
+        if is_foreign(to):
+            return Topics(fleet, self._topics.site).of_agent(address, Channel.TELLS)
+        return self._topics.of_agent(to, Channel.TELLS)
+
+    def _publish(self, message: BusMessage) -> None:
+        """Publishes; what the broker does not take is sent again, as what nobody acknowledges."""
+
+        async def publish() -> None:
+            try:
+                await self._say(message)
+            finally:
+                del self._publishes[number]
+                self._woken.set()
+
+        self._publish_count = number = self._publish_count + 1
+        self._publishes[number] = asyncio.ensure_future(publish())
+
+    async def _say(self, message: BusMessage) -> None:
+        """Publishes, or does not: tells and acknowledgements are sent again until the other one has them."""
+        with contextlib.suppress(StigmergyError, TimeoutError):
+            async with asyncio.timeout(PUBLISH_S_MAX):
+                await self._bus.publish(message)
+
+    # ------------------------------------------------------------------ what receivers say
+
+    async def _acknowledged(self, message: BusMessage) -> None:
+        said = read_acknowledgement(message.payload)
+        to = said.to if said.fleet == self._topics.fleet else f"{said.fleet}/{said.to}"
+        pair = self._pairs.get((said.shard, remote_sink(to)))
+        if pair is None or said.epoch > pair.epoch:
+            return
+        known = self._host.shards[said.shard].state.outbox.next_sequence(pair.sink) - 1
+        if said.stale:
+            if said.epoch == pair.epoch:
+                pair.trouble = f"node {said.node!r} has tells of a later run of this node for {to}: {COPIED}"
+            return
+        if max(said.durable, said.consumed) > known:
+            if said.incarnation == self._host.journal.identity.incarnation:
+                pair.trouble = (
+                    f"node {said.node!r} has {said.consumed} tells of shard {said.shard} for {to}, this journal knows "
+                    f"of {known}: the end of the log is lost; restore it from a newer copy"
+                )
+            return
+        pair.heard()
+        pair.due_ns = self._clock.monotonic_ns() + int(pair.pause_s * SECOND_NS)
+        settled = pair.confirm(said.incarnation, said.durable)
+        if settled:
+            self._kept -= len(settled)
+            self.counters.tells_confirmed += len(settled)
+            if self._host.failure is None:
+                self._host.intake.put_inside(pair.shard, EffectsSettled(pair.sink, settled))
+        for sequence, why in said.refused:
+            pending = pair.waiting.get(sequence)
+            if pending is not None and pending.incarnation == said.incarnation:
+                self._give_up(pair, pending, f"node {said.node!r} refuses it: {why}")
+                pair.rewind(sequence - 1)
+        if said.resume is not None and said.epoch == pair.epoch:
+            pair.rewind(said.resume)
+        self._make_ready(pair)
+
+    # ------------------------------------------------------------------ what others tell us
+
+    async def take(self, message: BusMessage) -> None:
+        """Takes tells for an agent of ours, and acknowledges them once they are durable."""
+        to = parse_topic(message.topic).name
+        frame = read_frame(message.payload)
+        if self._host.intake.shard_of(to) not in self._host.shards or not self._is_for_us(to):
+            return
+        said = await self._take(to, frame)
+        topic = Topics(frame.fleet, frame.site).of_node(frame.node, Channel.ACKNOWLEDGEMENTS)
+        await self._say(BusMessage(topic, write_tells(said), CONTENT_TYPE))
+
+    def _is_for_us(self, to: str) -> bool:
+        """Of nodes that run everything, one takes tells for an agent only if no other node names the agent."""
+        host = self._host
+        if host.assignment.agents:
+            return True
+        if self._presence.claimants(to):
+            return False
+        if host.assignment.knows_kind(to) and host.shards[host.intake.shard_of(to)].state.has_agent(to):
+            return True
+        settled = self._up_ns is not None and self._clock.monotonic_ns() - self._up_ns > SETTLE_S * SECOND_NS
+        return settled and (host.assignment.knows_kind(to) or not self._presence.locate(to))
+
+    async def _take(self, to: str, frame: TellFrame) -> TellAcknowledgement:
+        """Puts what is new of a frame into the shard, and waits until it is durable."""
+        marks = self._host.shards[self._host.intake.shard_of(to)].state.marks
+        source = bus_source(f"tells {frame.source} {to}")
+        key = (source, frame.incarnation)
+        consumed = self._accepted.get(key, marks.consumed(*key))
+        said = self._answer(to, frame)
+        if frame.epoch < marks.epoch(*key):
+            return said(stale=True)
+        if frame.after > consumed:
+            return said(resume=consumed, consumed=consumed)
+        skipped = max(0, consumed + 1 - frame.first)
+        taken, refused = self._acceptable(to, frame, skipped)
+        last = frame.first + len(taken) - 1
+        if not taken and refused:
+            return said(refused=refused, consumed=consumed)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        stream = Stream(source, frame.incarnation, frame.epoch)
+        bodies = [item.message for item in taken]
+        try:
+            self._host.intake.take_told(
+                stream, frame.first, to, bodies, AwaitedTicket(future), passes=frame.first > consumed + 1
+            )
+            self._accept(key, max(consumed, last))
+            self.counters.tells_taken += len(taken) - min(skipped, len(taken))
+            await future
+        except SequenceGap:
+            self._accepted.pop(key, None)
+            return said(resume=marks.consumed(*key))
+        except StaleEpoch:
+            self._accepted.pop(key, None)
+            return said(stale=True)
+        except BaseException:
+            self._accepted.pop(key, None)
+            raise
+        return said(durable=last, consumed=marks.consumed(*key), refused=refused)
+
+    def _accept(self, key: tuple[str, int], last: int) -> None:
+        self._accepted.pop(key, None)
+        self._accepted[key] = last
+        if len(self._accepted) > ACCEPTED_COUNT_MAX:
+            del self._accepted[next(iter(self._accepted))]
+
+    def _acceptable(self, to: str, frame: TellFrame, known: int) -> tuple[list[TellItem], list[tuple[int, str]]]:
+        """The tells up to the first that must be refused for good, and that one with the reason. Those that were taken
+        before are not looked at again."""
+        host, wall_ns = self._host, self._clock.wall_ns()
+        for number, item in enumerate(frame.items):
+            if number < known:
+                continue
+            try:
+                host.assignment.check(to)
+                decode(host.shards.first.state.plan_at(to), item.message)
+                if item.expires_ns < wall_ns:
+                    raise Malformed("its time is over")
+            except PeerError as error:
+                self.counters.tells_refused += 1
+                return frame.items[:number], [(frame.first + number, printable(error, REASON_CHARS_MAX))]
+        return frame.items, []
+
+    def _answer(self, to: str, frame: TellFrame) -> Callable[..., TellAcknowledgement]:
+        """Makes an answer to a frame."""
+        me = (self._topics.fleet, self._topics.site, self._node)
+        plain = TellAcknowledgement(*me, to, frame.shard, frame.incarnation, frame.epoch)
+
+        def said(**what: Any) -> TellAcknowledgement:
+            return structs.replace(plain, **what)
+
+        return said
