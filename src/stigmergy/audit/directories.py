@@ -140,6 +140,11 @@ class Directories:
         self._known[shard] = (directory, upto)
         return directory
 
+    def begin(self, shard: int, after: int) -> None:
+        """Learns now what comes before the commits behind this position: they may lie beyond the end of the journal,
+        where somebody else goes on writing."""
+        self._known[shard] = directory_at(self._journal, shard, after)
+
     def at(self, shard: int, position: int) -> Reading:
         """What it takes to read the log up to and including this position."""
         return self._live(shard) if self._live is not None else directory_at(self._journal, shard, position)[0]

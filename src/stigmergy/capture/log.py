@@ -125,11 +125,11 @@ class Capture:
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def _follow(self, once: bool) -> None:
-        log: CaptureLog | None = None
+        log = await self._open_log()
         try:
+            first_positions = await log.first_positions()
             self.captured = dict(await self._writer.open())
-            log = await self._open_log()
-            await self._begin(await log.first_positions())
+            await self._begin(first_positions)
             self._began = True
             while True:
                 after = {shard: captured.position for shard, captured in self.captured.items()}
@@ -141,8 +141,7 @@ class Capture:
                     return
         finally:
             await self._writer.close()
-            if log is not None:
-                await log.close()
+            await log.close()
 
     async def _begin(self, first_positions: Mapping[int, int]) -> None:
         for shard, first in first_positions.items():

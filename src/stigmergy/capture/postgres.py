@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
+ResultT = TypeVar("ResultT")
 FORMAT = 1
 CONNECT_S_MAX = 10
 STATEMENT_S_MAX = 120
@@ -58,25 +59,32 @@ class PostgresWriter:
         self._ready: dict[str, Table] = {}
         """Tables that are there, with all columns."""
         self._connection: psycopg.Connection[Any] | None = None
+        self._call: asyncio.Future[Any] | None = None
 
     async def open(self) -> Mapping[int, Captured]:
         """Connects; returns how far each shard is captured. Raises StoreUnavailable (try again), StoreConflict (another
         capture writes here), StoreForeign and ConfigError (something else is there)."""
-        return await asyncio.to_thread(self._open)
+        return await self._in_thread(self._open)
 
     async def begin(self, shard: int, first: int) -> None:
         """Begins a shard of which nothing is captured at this position."""
-        await asyncio.to_thread(self._begin, shard, first)
+        await self._in_thread(self._begin, shard, first)
 
     async def write(self, commits: Sequence[LogCommit]) -> Mapping[int, Captured]:
         """Adds the events of these commits, all or none. They must follow those that are captured."""
-        return await asyncio.to_thread(self._write, commits)
+        return await self._in_thread(self._write, commits)
 
     async def close(self) -> None:
-        """Lets go of the lock. Closing twice does nothing."""
+        """Lets go of the lock, once a call that was cancelled has ended. Closing twice does nothing."""
+        if self._call is not None and not self._call.done():
+            await asyncio.wait([self._call])
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    async def _in_thread(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        work = self._call = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+        return await asyncio.shield(work)
 
     def _open(self) -> Mapping[int, Captured]:
         with _explained(self.schema):

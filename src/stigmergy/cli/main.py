@@ -17,6 +17,7 @@ from stigmergy.base.errors import StigmergyError
 from stigmergy.cli import (
     agent,
     bench,
+    capture,
     cluster,
     compile,
     completion,
@@ -52,6 +53,7 @@ GROUPS = (
     token,
     agent,
     log,
+    capture,
     replay,
     restore,
     blob,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import structs
+
+from stigmergy.agents.codec import encode
 from stigmergy.audit.directories import LiveReading
 from stigmergy.audit.export import Export, Selection
 from stigmergy.audit.flight import FlightSelection, commits_in, make_flight
@@ -11,14 +14,21 @@ from stigmergy.audit.listing import LogEntry, readable_time
 from stigmergy.audit.retention import RetentionHold, RetentionHolds
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.trust import Signer
+from stigmergy.capture.log import log_commits
 from stigmergy.control import protocol
-from stigmergy.control.replies import FlightPiece, HoldReply, HoldsReply, LogProgress, filled
+from stigmergy.control.replies import CommitPiece, FlightPiece, HoldReply, HoldsReply, LogProgress, filled
 from stigmergy.journal.port import Journal
+from stigmergy.node.feed import FeedCommit, FeedPosition
+from stigmergy.node.host import Host
 
 PIECE_BYTES = 512 * 1024
 """So much of a flight log is told in one line."""
 TOLD_COMMITS = 1_000
 """So often an export says how far it has come."""
+PIECE_EVENTS = 1_000
+"""So many events of a commit are in one line."""
+WITHIN_S_MAX = 30.0
+"""So long a request may wait for commits."""
 
 
 def export_items(
@@ -49,6 +59,33 @@ def flight_items(
         for start in range(0, len(piece), PIECE_BYTES):
             yield FlightPiece(min(written - 1, of), of, piece[start : start + PIECE_BYTES])
         if not piece:
+            yield None
+
+
+async def next_commits(host: Host, request: protocol.CommitsRequest) -> Iterator[CommitPiece | None]:
+    """What the log has, and the next commits behind the positions that are asked for."""
+    if not 0 <= request.within_s <= WITHIN_S_MAX:
+        raise ConfigError(f"within_s {request.within_s}: give 0 to {WITHIN_S_MAX:g}")
+    first = {shard: before.position + 1 for shard, before in host.feed.first_positions().items()}
+    commits: list[FeedCommit] = []
+    if request.after:
+        if missing := [shard for shard in first if shard not in request.after]:
+            raise ConfigError(f"after: no position for shard {missing[0]}; give one for each of {len(first)} shards")
+        reader = host.feed.reader({shard: FeedPosition(position) for shard, position in request.after.items()})
+        try:
+            commits = await reader.read_commits(request.within_s)
+        finally:
+            await reader.close()
+    return _commit_pieces(CommitPiece(fleet=host.declaration.name, first=first), commits)
+
+
+def _commit_pieces(opening: CommitPiece, commits: list[FeedCommit]) -> Iterator[CommitPiece | None]:
+    yield opening
+    for one in commits:
+        (whole,) = log_commits([one])
+        for start in range(0, max(1, len(whole.events)), PIECE_EVENTS):
+            part = structs.replace(whole, events=whole.events[start : start + PIECE_EVENTS])
+            yield CommitPiece(data=encode(part), more=start + PIECE_EVENTS < len(whole.events))
             yield None
 
 

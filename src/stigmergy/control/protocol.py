@@ -151,6 +151,14 @@ class FlightRequest(Request[replies.FlightPiece], tag="flight"):
     reason: str = ""
 
 
+class CommitsRequest(Request[replies.CommitPiece], tag="commits"):
+    """A stream of the next commits behind these positions, by shard: of all shards, or without any only what the log
+    has. Waits so long for the first. For programs that follow the log, such as `stigmergy capture`."""
+
+    after: dict[int, int] = {}
+    within_s: float = 0.0
+
+
 class HoldsRequest(Request[replies.HoldsReply], tag="holds"):
     """The holds on the journal, cleared ones included."""
 
@@ -271,6 +279,7 @@ StreamRequest = (
     | VerifyRequest
     | ExportRequest
     | FlightRequest
+    | CommitsRequest
     | LettersRequest
     | SharedRequest
     | QuarantineRequest

@@ -358,6 +358,18 @@ class FlightPiece(Struct, frozen=True):
     data: bytes
 
 
+class CommitPiece(Struct, frozen=True):
+    """A commit of the log, or some of its events: a msgpack LogCommit, as docs/control.md says. The first piece has no
+    commit, and says what the log has."""
+
+    data: bytes = b""
+    more: bool = False
+    """Whether the next piece has more events of the same commit."""
+    fleet: str = ""
+    first: dict[int, int] = {}
+    """The first position that each shard still has."""
+
+
 class HoldReply(Struct, frozen=True):
     """A hold on the log."""
 

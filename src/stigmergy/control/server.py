@@ -43,7 +43,7 @@ from stigmergy.control.description import (
     described_verification,
 )
 from stigmergy.control.live import Live
-from stigmergy.control.log_service import answer_hold, export_items, flight_items
+from stigmergy.control.log_service import answer_hold, export_items, flight_items, next_commits
 from stigmergy.control.protocol import Answer, end, item, refusal, single
 from stigmergy.control.replication_service import ReplicationService
 from stigmergy.control.replies import filled
@@ -94,6 +94,8 @@ class ControlService:
                     return _stream(self._verify(request))
                 case protocol.ExportRequest() | protocol.FlightRequest():
                     return _stream(self._exported(request))
+                case protocol.CommitsRequest():
+                    return _stream(await next_commits(self._host, request))
                 case protocol.LettersRequest():
                     return _stream(described_letter(letter) for letter in self._live.dead_letters())
                 case protocol.SharedRequest():

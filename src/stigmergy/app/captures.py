@@ -1,0 +1,223 @@
+"""Opens logs for a capture: of a running node by its control socket, of a stopped one, of a fleet on NATS.
+
+A journal has one owner, who locks it. So while a node runs it is asked for its commits; while none does, its journal is
+read to the end and closed at once, so that a node can start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import structs
+
+from stigmergy.app.fleet import Fleet
+from stigmergy.app.journals import NATS, inspect_all
+from stigmergy.app.parts import journal_path, shown_url
+from stigmergy.app.workers import cluster_address
+from stigmergy.audit.directories import Directories
+from stigmergy.base.errors import JournalForeign, NotRunning
+from stigmergy.capture.log import CaptureLog, LogCommit, log_commits
+from stigmergy.control.protocol import CommitsRequest, read_reply
+from stigmergy.control.replies import CommitPiece
+from stigmergy.control.router import close_answers
+from stigmergy.control.socket import ControlCall, answers_at
+from stigmergy.journal.port import Journal, ShardLog
+from stigmergy.nats.journal import inspect_journals
+from stigmergy.node.feed import BATCH_COMMITS, POLL_S, FeedCommit, FeedPosition, FeedReader, FollowedLog, cut_at
+from stigmergy.shard.commit import open_commit
+
+if TYPE_CHECKING:
+    from stigmergy.nats.link import NatsLink
+
+_decoder = msgspec.msgpack.Decoder(LogCommit)
+
+
+class RunningLog:
+    """The log of a node that runs, by its control socket."""
+
+    def __init__(self, path: Path, fleet: str) -> None:
+        self._call = ControlCall(path)
+        self._path = path
+        self._fleet = fleet
+
+    async def first_positions(self) -> Mapping[int, int]:
+        """As the node says."""
+        return (await self._ask({}, 0.0))[0].first
+
+    async def read(self, after: Mapping[int, int], within_s: float) -> Sequence[LogCommit]:
+        """The next commits."""
+        found: list[LogCommit] = []
+        begun: list[LogCommit] = []
+        for piece in (await self._ask(after, within_s))[1:]:
+            begun.append(_decoder.decode(piece.data))
+            if not piece.more:
+                events = [kept for part in begun for kept in part.events]
+                found.append(structs.replace(begun[0], events=events))
+                begun = []
+        return found
+
+    async def close(self) -> None:
+        """Nothing is open between two requests."""
+
+    async def _ask(self, after: Mapping[int, int], within_s: float) -> list[CommitPiece]:
+        request = CommitsRequest(after=dict(after), within_s=within_s)
+        pieces: list[CommitPiece] = []
+        lines = self._call.ask(request)
+        try:
+            async for line in lines:
+                reply = read_reply(line, request)
+                if reply.item is None:
+                    break
+                pieces.append(reply.item)
+        finally:
+            await close_answers(lines)
+        if not pieces:
+            raise NotRunning(f"{self._path}: the node did not answer; is it stopping?")
+        if pieces[0].fleet != self._fleet:
+            raise JournalForeign(f"{self._path} is of the fleet {pieces[0].fleet!r}, not of {self._fleet!r}")
+        return pieces
+
+
+class StoppedLog:
+    """A journal that nobody runs. It is locked only while it is read, and read again only when its files change."""
+
+    def __init__(self, url: str, fleet: Fleet, socket: Path | None) -> None:
+        self._url = url
+        self._fleet = fleet
+        self._socket = socket
+        self._read_at: list[tuple[str, int, int]] | None = None
+        """The state of its files when the end was reached."""
+
+    async def first_positions(self) -> Mapping[int, int]:
+        """As its log says."""
+        journal = self._open()
+        try:
+            return {shard: journal.first_position(shard) for shard in journal.identity.owned}
+        finally:
+            await journal.close()
+
+    async def read(self, after: Mapping[int, int], within_s: float) -> Sequence[LogCommit]:
+        """The next commits. Raises NotRunning when a node has started meanwhile: open the log again."""
+        files = self._files()
+        if files != self._read_at:
+            if found := await self._read(after):
+                return found
+            self._read_at = files
+        if within_s:
+            await asyncio.sleep(min(within_s, POLL_S))
+            if self._socket is not None and answers_at(self._socket):
+                raise NotRunning("a node has started on the journal")
+        return []
+
+    async def close(self) -> None:
+        """Nothing is open between two reads."""
+
+    async def _read(self, after: Mapping[int, int]) -> list[LogCommit]:
+        journal = self._open()
+        try:
+            directories = Directories(journal)
+            found: list[LogCommit] = []
+            for shard in journal.identity.owned:
+                first = journal.first_position(shard)
+                if after[shard] + 1 < first:
+                    raise cut_at(shard, after[shard], first)
+                for stored in islice(journal.read(shard, after=after[shard]), BATCH_COMMITS - len(found)):
+                    commit = open_commit(stored.sealed.body)
+                    found += log_commits([FeedCommit(commit, directories.of(commit))])
+            return found
+        finally:
+            await journal.close()
+
+    def _open(self) -> Journal:
+        return _checked(inspect_all(self._url), self._fleet, self._url)
+
+    def _files(self) -> list[tuple[str, int, int]]:
+        path = journal_path(self._url)
+        if path is None:
+            return []
+        files = path.rglob("*") if path.is_dir() else path.parent.glob(f"{path.name}*")
+        return sorted((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in files if one.is_file())
+
+
+class ClusterLog:
+    """The logs of a fleet's shards on NATS, followed while workers write to them."""
+
+    def __init__(self, link: NatsLink, logs: Sequence[Journal]) -> None:
+        """`logs` are those of the shards as they are now, for reading only."""
+        self._link = link
+        self._logs = {log.identity.owned[0]: log for log in logs}
+        self._feeds: list[FollowedLog] = []
+        self._directories: dict[int, Directories] = {}
+        self._reader: FeedReader | None = None
+
+    def add(self, log: ShardLog) -> None:
+        """Follows the log of one shard from the first read on."""
+        shard = log.identity.owned[0]
+        self._directories[shard] = Directories(self._logs[shard])
+        self._feeds.append(FollowedLog(log, self._directories[shard]))
+
+    async def first_positions(self) -> Mapping[int, int]:
+        """As the streams say."""
+        return {shard: log.first_position(shard) for shard, log in self._logs.items()}
+
+    async def read(self, after: Mapping[int, int], within_s: float) -> Sequence[LogCommit]:
+        """The next commits; from the second call on, those behind what it has returned."""
+        if self._reader is None:
+            for shard, directories in self._directories.items():
+                directories.begin(shard, after[shard])
+            self._reader = FeedReader(self._feeds, {shard: FeedPosition(at) for shard, at in after.items()})
+        return log_commits(await self._reader.read_commits(within_s))
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        for feed in self._feeds:
+            await feed.close()
+        for log in self._logs.values():
+            await log.close()
+        await self._link.close()
+
+
+async def open_log(fleet: Fleet, url: str, socket: Path | None) -> CaptureLog:
+    """The log of a fleet: on NATS, of the node that listens at this socket, or in a journal that nobody runs."""
+    if url.startswith(NATS) and (cluster := await _open_cluster(fleet, url)) is not None:
+        return cluster
+    if socket is not None and answers_at(socket):
+        return RunningLog(socket, fleet.name)
+    return StoppedLog(url, fleet, socket)
+
+
+async def _open_cluster(fleet: Fleet, url: str) -> ClusterLog | None:
+    """The logs of a fleet on workers; None for a journal on NATS that one node has."""
+    logs = inspect_journals(url)
+    _checked(logs[0], fleet, url)
+    if any(log.identity.part is None or len(log.identity.owned) > 1 for log in logs):
+        for log in logs:
+            await log.close()
+        return None
+    from stigmergy.nats.journal.shard_log import open_shard_log
+    from stigmergy.nats.link import NatsLink
+
+    link = await NatsLink.open(cluster_address(url), name=f"capture of {fleet.name}")
+    cluster = ClusterLog(link, logs)
+    try:
+        for log in logs:
+            cluster.add(await open_shard_log(link, log.identity))
+    except BaseException:
+        await cluster.close()
+        raise
+    return cluster
+
+
+def _checked(journal: Journal, fleet: Fleet, url: str) -> Journal:
+    identity = journal.identity
+    if (identity.fleet, identity.shards) != (fleet.name, fleet.shards):
+        raise JournalForeign(
+            f"{shown_url(url)} is of the fleet {identity.fleet!r} with {identity.shards} shards, not of {fleet.name!r} "
+            f"with {fleet.shards}"
+        )
+    return journal

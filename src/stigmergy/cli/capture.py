@@ -1,0 +1,102 @@
+"""`stigmergy capture`: the log of a fleet as tables of a PostgreSQL database, each event once, as it is written.
+
+It runs beside the node or the cluster, and may be killed and started again at any time. SIGTERM and SIGINT end it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import time
+from typing import Any
+
+from stigmergy.app.captures import open_log
+from stigmergy.app.fleet import control_path
+from stigmergy.base.tasks import end_tasks
+from stigmergy.capture.log import Capture
+from stigmergy.capture.postgres import CaptureSource, PostgresWriter
+from stigmergy.capture.tables import EventTables, snake_case
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import GOOD, NAME, WARN, Output, counted
+from stigmergy.cli.display.places import (
+    add_place,
+    config_of,
+    find_journal,
+    fleet_spec,
+    folder_of,
+    load_fleet,
+)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+EXAMPLES = """examples:
+  stigmergy capture drone:fleet --to postgresql://stig@db/fleet            beside the node on delivery.db here
+  stigmergy capture drone:fleet --nats nats://hub:4222 --to postgresql://stig@db/fleet      beside a cluster
+  stigmergy capture drone:fleet --to postgresql://stig@db/fleet --only MissionStarted,Landed --schema missions
+  stigmergy capture drone:fleet --to postgresql://stig@db/fleet --once     up to the end of the log, then end
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `capture`."""
+    parser = commands.add_parser(
+        "capture",
+        parents=[common],
+        help="write the log to tables of PostgreSQL, each event once",
+        description="Writes each event of the log to a table of its type, exactly once, and goes on as events are "
+        "kept. It may be killed at any point; start it again.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
+    parser.add_argument("--to", metavar="URL", required=True, help="the database, such as postgresql://user@host/name")
+    parser.add_argument("--schema", metavar="NAME", help="where its tables are; else named after the fleet")
+    parser.add_argument("--only", metavar="EVENT,…", default="", help="only events of these types; for good")
+    parser.add_argument("--once", action="store_true", help="end at the end of the log")
+    add_place(parser, fleet=False, nats=True)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Captures."""
+    fleet = load_fleet(fleet_spec(arguments, config_of(arguments)), folder_of(arguments))
+    only = [name.strip() for name in arguments.only.split(",") if name.strip()]
+    schema = arguments.schema or snake_case(fleet.name)
+    tables = EventTables(fleet.plans, only)
+    writer = PostgresWriter(arguments.to, schema, tables, CaptureSource(fleet.name, fleet.shards))
+    url = find_journal(arguments)
+    socket = arguments.socket or control_path(url, fleet.name)
+
+    def say(text: str) -> None:
+        output.document({"event": "troubled", "reason": text})
+        output.note(text, WARN)
+
+    capture = Capture(lambda: open_log(fleet, url, socket), writer, say)
+    began_s = time.monotonic()
+    asyncio.run(_run(capture, once=arguments.once))
+    took_s = time.monotonic() - began_s
+    positions = {str(shard): captured.position for shard, captured in capture.captured.items()}
+    output.document({"event": "captured", "schema": schema, "events": capture.events, "positions": positions})
+    output.line(("captured", GOOD), f"  {counted(capture.events, 'event')} in {took_s:.1f} s into ", (schema, NAME))
+    return exits.OK
+
+
+async def _run(capture: Capture, *, once: bool) -> None:
+    """Until the log ends, or a signal."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        ended.set()
+        for number in SIGNALS:  # the second one ends the process at once, which harms nothing
+            loop.remove_signal_handler(number)
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, signalled)
+    work = asyncio.ensure_future(capture.run(once=once))
+    waiting = asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        await end_tasks(work, waiting)
