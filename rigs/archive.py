@@ -24,6 +24,9 @@ class SimArchive:
             if self._disk.read(path, 0, len(data) + 1) != data:
                 raise JournalCorrupt(f"{path}: what was written does not read back")
 
+    async def close(self) -> None:
+        """A disk has no connection."""
+
     def names(self) -> list[str]:
         """What is in it, without asking the disk."""
         return [path for path in self._disk.paths() if path.startswith(f"{self._folder}/")]

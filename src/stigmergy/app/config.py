@@ -140,8 +140,8 @@ def _keys_beside(keys: tuple[str, ...], folder: Path) -> tuple[str, ...]:
 
 
 def _settings_beside(settings: Settings | None, folder: Path) -> Settings | None:
-    """The archive is a folder relative to the file as well."""
-    if settings is None or settings.retention.archive is None:
+    """The archive is a folder relative to the file as well, unless it is the URL of a store."""
+    if settings is None or settings.retention.archive is None or "://" in settings.retention.archive:
         return settings
     retention = structs.replace(settings.retention, archive=str(folder / settings.retention.archive))
     return structs.replace(settings, retention=retention)

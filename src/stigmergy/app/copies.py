@@ -1,4 +1,4 @@
-"""Copies of journals by the URLs of stores: makes a node's copiers, lists what a store has, restores a journal from it.
+"""Copies and archives of journals by the URLs of stores: makes them for a node, lists copies, restores a journal.
 
     Copiers(host, ("nats://hub:4222", "folder:/mnt/peer"), "north/gateway").start()
     async with CopiesAt("nats://hub:4222", "delivery") as objects:
@@ -20,18 +20,19 @@ from msgspec import Struct
 from stigmergy.app.journals import inspect_journal, open_journal
 from stigmergy.app.node_config import check_store, open_store, shown
 from stigmergy.app.parts import SEGMENTS, SQLITE, journal_path
-from stigmergy.audit.archive_folder import sync_folder
+from stigmergy.audit.archive_folder import FolderArchive, sync_folder
+from stigmergy.audit.archive_port import Archive
 from stigmergy.audit.copier import Copier, CopyStanding
 from stigmergy.audit.copy_format import CopyManifest
 from stigmergy.audit.restore import build_journal, fetch_pieces
 from stigmergy.audit.verification import Verification, Verified
 from stigmergy.base.clock import Clock
-from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt
+from stigmergy.base.errors import Bug, ConfigError, JournalCorrupt, JournalError, StoreCorrupt, StoreError
 from stigmergy.base.system import SystemClock
 from stigmergy.base.trust import Verifier
 from stigmergy.journal.segments import SegmentJournal
 from stigmergy.journal.sqlite import SqliteJournal
-from stigmergy.nats.naming import copies_bucket
+from stigmergy.nats.naming import archive_bucket, copies_bucket
 from stigmergy.node.host import Host
 from stigmergy.store.memory import MemoryStore, MemoryStoreServer
 from stigmergy.store.port import Objects, Store
@@ -99,6 +100,37 @@ class _Opening:
             self._store = await open_store(self._url, self._clock)
             self._opened.append(self._store)
         return await self._store.objects(self._bucket)
+
+
+class StoreArchive:
+    """The Archive port on a store: each flight log is an object, which S3's and NATS's own tools fetch as a file."""
+
+    def __init__(self, url: str, fleet: str, clock: Clock) -> None:
+        check_store(url)
+        self._url = url
+        self._stores: list[Store] = []
+        self._opening = _Opening(url, archive_bucket(fleet), clock, self._stores)
+
+    async def keep(self, name: str, data: bytes) -> None:
+        try:
+            objects = await self._opening.open()
+            about = await objects.put(name, data)
+            found = await objects.get(name, about.version)
+        except StoreCorrupt as error:
+            raise JournalCorrupt(str(error)) from None
+        except (StoreError, ConfigError) as error:
+            raise JournalError(f"archive {shown(self._url)}: {error}") from None
+        if found != data:
+            raise JournalCorrupt(f"archive {shown(self._url)}: what was written of {name} does not read back")
+
+    async def close(self) -> None:
+        while self._stores:
+            await self._stores.pop().close()
+
+
+def open_archive(place: str, fleet: str, clock: Clock) -> Archive:
+    """The archive at a URL of a store such as s3://logs?region=…, else in a folder."""
+    return StoreArchive(place, fleet, clock) if "://" in place else FolderArchive(Path(place))
 
 
 class CopiesAt:

@@ -15,14 +15,14 @@ from stigmergy.agents.agent import Agent
 from stigmergy.agents.columns import Engine
 from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.config import Config, find_config
-from stigmergy.app.copies import Copiers, check_copied
+from stigmergy.app.copies import Copiers, check_copied, open_archive
 from stigmergy.app.feeds import checked_rings, open_rings
 from stigmergy.app.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
 from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
 from stigmergy.app.node_config import BUSES, NodeConfig, find_node_config, open_bus, open_ledger, open_levels, open_mesh
 from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
 from stigmergy.audit.archive import Archiver
-from stigmergy.audit.archive_folder import FolderArchive, HoldsFile, NewFile
+from stigmergy.audit.archive_folder import HoldsFile, NewFile
 from stigmergy.audit.directories import live_readings
 from stigmergy.audit.flight_journal import open_flight
 from stigmergy.audit.retention import RetentionHolds, Safeguards
@@ -401,7 +401,7 @@ def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
     rule = host.settings.retention
     archivist = None
     if rule.archive is not None:
-        archive = FolderArchive(Path(rule.archive))
+        archive = open_archive(rule.archive, host.declaration.name, host.clock)
         shards, wall_ns = host.shards, host.clock.wall_ns
         signers, live = lambda: shards.signers.state.signers, live_readings(shards)
         archivist = Archiver(host.journal, archive, signer, wall_ns, signers, live=live)

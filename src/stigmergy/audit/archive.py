@@ -72,6 +72,7 @@ class Archiver:
         """Ends what is under way; a segment that is not whole is not kept."""
         task, self._task = self._task, None
         await end_tasks(task)
+        await self._archive.close()
 
     async def _work(self) -> None:
         while self._wanted:

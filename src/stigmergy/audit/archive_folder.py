@@ -119,6 +119,9 @@ class FolderArchive:
     async def keep(self, name: str, data: bytes) -> None:
         await asyncio.to_thread(self._keep, name, data)
 
+    async def close(self) -> None:
+        """A folder has no connection."""
+
     def _keep(self, name: str, data: bytes) -> None:
         path = self._folder / name
         with translating(path):

@@ -69,3 +69,7 @@ class Archive(Protocol):
     async def keep(self, name: str, data: bytes) -> None:
         """Keeps a flight log under this name."""
         ...
+
+    async def close(self) -> None:
+        """Ends its connection, if it has one. Closing twice does nothing."""
+        ...

@@ -100,7 +100,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     folder = Path.cwd() if path is None else path.parent
     yield from check_disk(folder, settings.retention.reserve_bytes, settings.write_within_s)
     if settings.retention.archive is not None:
-        yield check_archive(Path(settings.retention.archive))
+        yield check_archive(settings.retention.archive)
     if spec := getattr(arguments, "fleet", None) or config.fleet.module:
         yield from check_needs(config.fleet, spec, folder_of(arguments))
     yield from check_bus(config.fleet.bus)

@@ -37,12 +37,13 @@ from stigmergy.app.journals import NATS, find_parts
 from stigmergy.app.keyring import check_not_gone
 from stigmergy.app.ledgers import SCHEMES as ON_NATS
 from stigmergy.app.ledgers import LedgerLook, look_at_ledger
-from stigmergy.app.node_config import shown
+from stigmergy.app.node_config import open_store, shown
 from stigmergy.app.parts import left_beside, part_urls
 from stigmergy.audit.listing import readable_time
 from stigmergy.audit.restore import find_copies
 from stigmergy.audit.verification import Verification
-from stigmergy.base.errors import ConfigError, JournalLocked, LedgerUnavailable, LinkDown, StigmergyError
+from stigmergy.base.errors import ConfigError, JournalLocked, LedgerUnavailable, LinkDown, StigmergyError, StoreError
+from stigmergy.base.system import SystemClock
 from stigmergy.cli.display.output import counted, shown_bytes
 from stigmergy.cli.display.places import ask, closing_journal, load_fleet
 from stigmergy.cli.machine_checks import REMOTE, Finding, free_bytes, ill, mount_of, read_mounts, well, worry
@@ -499,9 +500,23 @@ def _holds(url: str) -> Iterator[Finding]:
         yield worry("journal.holds", what, "watch the disk; stigmergy log hold list", holds=count)
 
 
-def check_archive(folder: Path) -> Finding:
-    """The folder that log goes into before it is dropped."""
-    there = folder
+async def _reach_store(url: str) -> None:
+    store = await open_store(url, SystemClock())
+    try:
+        await store.find_objects("doctor")
+    finally:
+        await store.close()
+
+
+def check_archive(place: str) -> Finding:
+    """The folder or store that log goes into before it is dropped."""
+    if "://" in place:
+        try:
+            asyncio.run(_reach_store(place))
+        except (ConfigError, StoreError) as error:
+            return ill("archive.reachable", str(error), "nothing is dropped until it is there; docs/logs.md")
+        return well("archive.reachable", f"{shown(place)} answers")
+    folder = there = Path(place)
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

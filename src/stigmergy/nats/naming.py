@@ -103,6 +103,11 @@ def copies_bucket(fleet: str) -> str:
     return f"stig-copies-{token(fleet)}"
 
 
+def archive_bucket(fleet: str) -> str:
+    """Holds the flight logs that nodes archive before they drop their log."""
+    return f"stig-archive-{token(fleet)}"
+
+
 def blobs_bucket(fleet: str) -> str:
     """Holds a fleet's blobs, and what its nodes say of them."""
     return f"stig-blobs-{token(fleet)}"

@@ -46,7 +46,7 @@ class Retention(Struct, frozen=True, forbid_unknown_fields=True):
     """With less than this free on the device, everything that may be dropped is dropped."""
     check_every_s: float = 10.0
     archive: str | None = None
-    """A folder that must have the log, as flight logs, before it is dropped."""
+    """A folder, or the URL of a store such as s3://logs: it must have the log, as flight logs, before it is dropped."""
     archive_or_drop: bool = False
     """On a device that is full, drop also what the archive does not have, rather than stop."""
 

@@ -174,6 +174,7 @@ def test_keys(tmp_path: Path) -> None:
 
 
 def test_an_archive_that_cannot_be_written(tmp_path: Path) -> None:
-    assert check_archive(tmp_path / "made" / "later").level == "ok"
+    assert check_archive(str(tmp_path / "made" / "later")).level == "ok"
     (tmp_path / "file").write_text("")
-    assert check_archive(tmp_path / "file").level == "fail"
+    assert check_archive(str(tmp_path / "file")).level == "fail"
+    assert check_archive("s3://i:s@logs?endpoint=http://127.0.0.1:1").level == "fail"
