@@ -129,8 +129,9 @@ class NatsWorker:
             bus_link = await self._connect(parse_bus(self._node_config.bus), f"bus of {self._fleet.name}")
         for attachment in self._fleet.attachments:
             await attachment.open()
+        worker = f"{self._name}-{os.getpid()}"
         backend = NatsClusterBackend(
-            self._fleet, link, self._node_config, signer, self.stop, self._settings, bus_link=bus_link
+            self._fleet, link, self._node_config, signer, self.stop, self._settings, worker, bus_link=bus_link
         )
         context = WorkerContext(
             declaration=self._fleet,
@@ -145,9 +146,7 @@ class NatsWorker:
             has_ledger=self._node_config.ledger is not None,
             agents=self._agents,
         )
-        about = WorkerRecord(
-            id=f"{self._name}-{os.getpid()}", host=socket.gethostname(), pid=os.getpid(), version=installed_version()
-        )
+        about = WorkerRecord(id=worker, host=socket.gethostname(), pid=os.getpid(), version=installed_version())
         self._worker = Worker(
             keys, context, about, self._tell, upgrade=self._upgrade, reopen=lambda: store.key_value(bucket)
         )
@@ -191,9 +190,11 @@ class NatsClusterBackend:
         signer: Signer,
         stop: Callable[[], None],
         settings: Settings,
+        worker: str = "",
         *,
         bus_link: NatsLink | None = None,
     ) -> None:
+        self._worker = worker
         self._fleet = fleet
         self._link = link
         self._bus_link = bus_link
@@ -233,9 +234,8 @@ class NatsClusterBackend:
         where = structs.replace(self._node_config, node=shard_node(shard))
         bus = self._open_bus(where, shard, claim)
         bus_link = None if bus is None else make_link(host, bus, self._entropy, where)
-        node = NodeDescription(
-            installed_version(), link.address.shown, (self._signer.algorithm, self._signer.public_key), self._signer
-        )
+        key = (self._signer.algorithm, self._signer.public_key)
+        node = NodeDescription(installed_version(), link.address.shown, key, self._signer, self._worker)
 
         def control_server(live: Live) -> ShardControlServer:
             service = LeasedService(ControlService(live, verifier(), node, self._stop), host.may_act)

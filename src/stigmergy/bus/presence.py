@@ -67,6 +67,8 @@ class Member(Struct, frozen=True):
     """The agents that it runs, as its configuration names them; none means any, and so do too many to name."""
     everything: bool | None = None
     """Whether it runs every agent of its kinds; None if it does not say, or is of an older version."""
+    epoch: int = 0
+    """Of its shards' owner: each start of a node has a higher one. 0 if it does not say."""
 
     @property
     def assignment(self) -> Assignment | None:

@@ -1,4 +1,4 @@
-"""`stigmergy send`, `observe`, `state`, `agents` and `explain`: commands and questions to agents.
+"""`stigmergy send`, `observe`, `state`, `agents`, `explain` and `where`: commands and questions to agents.
 
 A running node answers: it knows the classes and reads the fields by their types. Only the state of an agent whose node
 is stopped is read from the journal, which needs the user's classes.
@@ -32,7 +32,14 @@ from stigmergy.cli.display.places import (
     find_running_place,
 )
 from stigmergy.control.description import described_sight
-from stigmergy.control.protocol import AgentsRequest, ExplainRequest, ObserveRequest, SendRequest, StateRequest
+from stigmergy.control.protocol import (
+    AgentsRequest,
+    ExplainRequest,
+    ObserveRequest,
+    SendRequest,
+    StateRequest,
+    WhereRequest,
+)
 from stigmergy.control.replies import StateReply
 
 _FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
@@ -122,6 +129,16 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=int, default=20, help="so many entries of its log (20)")
     add_place(parser, nats=True)
     parser.set_defaults(run=explain)
+    parser = commands.add_parser(
+        "where",
+        parents=[common],
+        help="say which node runs an agent, and why",
+        description="Says which node runs an agent, as far as the node that is asked knows, and why.",
+        epilog="examples:\n  stigmergy where Drone/D-17\n  stigmergy where ground/Pilot/D-17\n",
+    )
+    parser.add_argument("agent", metavar="KIND/NAME", help="which agent, such as Drone/D-17")
+    add_place(parser, nats=True)
+    parser.set_defaults(run=where)
 
 
 def send(arguments: argparse.Namespace, output: Output) -> int:
@@ -225,6 +242,15 @@ def explain(arguments: argparse.Namespace, output: Output) -> int:
     output.line((found.agent, NAME), (f"  position {found.position}", HEADING))
     output.fields((name, shown(value)) for name, value in found.state.items())
     return exits.OK
+
+
+def where(arguments: argparse.Namespace, output: Output) -> int:
+    """Says which node runs an agent."""
+    found = ask(find_place(arguments), WhereRequest(agent=arguments.agent))
+    output.document(found)
+    node = found.node or ("this node" if found.here else "no node")
+    output.line((found.agent, NAME), "  ", (node, GOOD if found.online else WARN), f"  {found.why}")
+    return exits.OK if found.here or found.node is not None else exits.REFUSED
 
 
 def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output) -> StateReply:

@@ -98,6 +98,12 @@ class ExplainRequest(Request[replies.ExplainReply], tag="explain"):
     limit: int = 20
 
 
+class WhereRequest(Request[replies.WhereReply], tag="where"):
+    """Which node runs an agent, and why."""
+
+    agent: str
+
+
 class RosterRequest(Request[DescribedRoster], tag="roster"):
     """How records for agents of a compiled kind are made: for programs that send column batches."""
 
@@ -259,6 +265,7 @@ SingleRequest = (
     | NamesRequest
     | AgentsRequest
     | ExplainRequest
+    | WhereRequest
     | RosterRequest
     | EnrollAgentsRequest
     | HoldsRequest

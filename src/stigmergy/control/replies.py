@@ -144,6 +144,25 @@ class ExplainReply(Struct, frozen=True):
     entries: list[ExplainedEntry]
 
 
+class WhereReply(Struct, frozen=True):
+    """Which node runs an agent, and why."""
+
+    agent: str
+    node: str | None
+    """What it is called on the bus; None if that is not known, or it is this node and has no bus."""
+    how: str
+    """`declared`, `everything`, `computed`, `foreign` or `nobody`."""
+    why: str
+    here: bool
+    """Whether the node that answers runs it."""
+    online: bool = False
+    """Whether the node that runs it is here now."""
+    shard: int | None = None
+    epoch: int | None = None
+    owner: str | None = None
+    """Of a fleet on workers: the worker that owns the shard."""
+
+
 class LetterReply(Struct, frozen=True):
     """A dead letter."""
 

@@ -333,6 +333,7 @@ class ControlRouter:
                 | protocol.ObserveRequest()
                 | protocol.StateRequest()
                 | protocol.ExplainRequest()
+                | protocol.WhereRequest()
                 | protocol.ResumeRequest()
             ):
                 return self._homes.of(request.agent)

@@ -43,6 +43,7 @@ from stigmergy.control.description import (
     described_verification,
 )
 from stigmergy.control.live import Live
+from stigmergy.control.location import locate_agent
 from stigmergy.control.log_service import answer_hold, export_items, flight_items, next_commits
 from stigmergy.control.protocol import Answer, end, item, refusal, single
 from stigmergy.control.replication_service import ReplicationService
@@ -67,6 +68,8 @@ class NodeDescription(Struct, frozen=True):
     signer: Key
     sealing: Signer | None = None
     """What flight logs are sealed with: the node's own key."""
+    owner: str = ""
+    """The worker that this is, of a fleet on workers."""
 
 
 class ControlService:
@@ -136,6 +139,8 @@ class ControlService:
                 return await list_agents(self._live, request)
             case protocol.ExplainRequest():
                 return await self._explain(request)
+            case protocol.WhereRequest():
+                return locate_agent(self._host, self._live.link, request.agent, self._node.owner)
             case protocol.RosterRequest():
                 return self._roster(self._live.roster(request.kind))
             case protocol.EnrollAgentsRequest():

@@ -412,7 +412,9 @@ def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) ->
     # Of several owners of shards each runs those of its shards only; they announce nothing.
     if len(host.journal.identity.owned) < host.shards.total:
         return member
-    return structs.replace(member, agents=host.assignment.agents, everything=host.assignment.is_everything)
+    epoch = max(shard.epoch for shard in host.shards)
+    assignment = host.assignment
+    return structs.replace(member, agents=assignment.agents, everything=assignment.is_everything, epoch=epoch)
 
 
 def _ids(clock: Clock, entropy: Entropy) -> Callable[[], str]:
