@@ -28,6 +28,7 @@ from stigmergy.agents.assignment import shown as few
 from stigmergy.agents.messages import Command, Event, is_number, spec_of
 from stigmergy.app.cluster_client import Workers, find_workers
 from stigmergy.app.node_config import NodeConfig, open_bus, shown
+from stigmergy.app.registry import without_session
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import (
     ConfigError,
@@ -165,7 +166,7 @@ class Client:
         if urlsplit(self._url).scheme in NATS:
             self._workers, self._bus = await find_workers(self._url, self._declared or self._fleet, self._name)
         else:
-            self._bus = open_bus(NodeConfig(bus=_without_session(self._url)), client_id, self._entropy)
+            self._bus = open_bus(NodeConfig(bus=without_session(self._url)), client_id, self._entropy)
         assert self._bus is not None
         self._bus.on_link(lambda up: self._up.set() if up else self._up.clear())
         await self._bus.subscribe(self._topics.nodes_pattern(Channel.PRESENCE), self._hear_presence)
@@ -600,13 +601,6 @@ def _checked_within(within_s: float) -> float:
     if not is_number(within_s) or not 0 < within_s <= WITHIN_S_MAX:
         raise ConfigError(f"within_s={within_s!r}: give more than 0 and at most {WITHIN_S_MAX:g} seconds")
     return float(within_s)
-
-
-def _without_session(url: str) -> str:
-    """The same broker, which is to keep nothing for a client that has left."""
-    if urlsplit(url).scheme not in ("mqtt", "mqtts") or "session_s=" in url:
-        return url
-    return f"{url}{'&' if '?' in url else '?'}session_s=0"
 
 
 def _remember(known: dict[Any, None], one: Any) -> None:

@@ -21,6 +21,7 @@ from stigmergy.app.journals import FLIGHT, JOURNALS, inspect_all, inspect_journa
 from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
 from stigmergy.app.node_config import BUSES, NodeConfig, find_node_config, open_bus, open_ledger, open_levels, open_mesh
 from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
+from stigmergy.app.registry import check_claims
 from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import HoldsFile, NewFile
 from stigmergy.audit.directories import live_readings
@@ -100,6 +101,7 @@ class Fleet(Declaration):
         peers: Sequence[str] = (),
         copies: Sequence[str] = (),
         blobs: str | None = None,
+        take_over: bool = False,
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
@@ -112,7 +114,8 @@ class Fleet(Declaration):
         Shared fields find their peers over the bus, or over `mesh` ('udp://0.0.0.0:7946?peers=…'); `ledger` orders what
         agents claim ('sqlite:ledger.db'); `peers` names the public keys of the nodes that are believed in both.
         `copies` names stores that the journal is copied to ('nats://hub:4222', 'folder:/mnt/peer'); `blobs` the store
-        of large payloads, which are in a folder beside the journal otherwise.
+        of large payloads, which are in a folder beside the journal otherwise. `take_over` lets it run agents that
+        another node on the bus runs, which is gone for good.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
@@ -133,6 +136,7 @@ class Fleet(Declaration):
             collect_from=collect_from,
             copies=tuple(copies),
             blobs=blobs,
+            take_over=bool(take_over),
         )
         config = find_config(Path.cwd())
         check_one_process(
@@ -201,6 +205,7 @@ class Running:
         self._fleet.check_safe_actions()
         self._fleet.prepare(self.say)
         entropy = SystemEntropy()
+        await check_claims(self.node_config, self._fleet.name, self._agents, entropy)
         bus = open_bus(self.node_config, self._fleet.name, entropy)
         key = NodeKey(self._key, self.url)
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards, shard_by=self._fleet.homes.key_name)

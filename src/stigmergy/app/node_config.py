@@ -45,6 +45,8 @@ class NodeConfig(Struct, frozen=True):
     """Stores that the journal is copied to."""
     blobs: str | None = None
     """The store of large payloads."""
+    take_over: bool = False
+    """Run agents that another node claims on the bus: that node is gone for good."""
 
 
 def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
@@ -73,6 +75,7 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         collect_from,
         given.copies or ((place.copies,) if isinstance(place.copies, str) else place.copies),
         given.blobs or place.blobs,
+        given.take_over,
     )
 
 

@@ -76,6 +76,11 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", metavar="NAME", help="the site of this node; part of all its topics")
     parser.add_argument("--node", metavar="NAME", help="the name of this node; else the name of the machine")
     parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="run agents that another node on the bus says it runs: that node is gone for good",
+    )
+    parser.add_argument(
         "--mesh",
         metavar="URL",
         help="how shared fields reach others without a bus: udp://HOST:PORT?peers=NAME@HOST:PORT",
@@ -128,6 +133,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         uplink_to=arguments.uplink_to,
         collect_from=arguments.collect_from,
         blobs=arguments.blobs,
+        take_over=arguments.take_over,
     )
     running = Running(
         fleet, config, journal, arguments.key, None, arguments.trust, (), node_config, rings=arguments.ring
