@@ -25,7 +25,15 @@ from stigmergy.base.tasks import end_tasks
 from stigmergy.cli.api.serve import add_serving, serving_of, tell_serving
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output, counted, shown_bytes, version
-from stigmergy.cli.display.places import add_peer_keys, config_of, fleet_spec, folder_of, load_fleet, url_of
+from stigmergy.cli.display.places import (
+    add_peer_keys,
+    config_of,
+    fleet_spec,
+    folder_of,
+    load_fleet,
+    module_folder,
+    url_of,
+)
 from stigmergy.cli.display.troubles import LinkWatch, TroubleReport, troubles_of
 from stigmergy.control.description import described_recovery
 from stigmergy.control.live import Live
@@ -141,9 +149,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     running.say = output.note
     _tell_unused(fleet, running.node_config, output)
     path = arguments.socket or running.socket
-    serving = None
-    if arguments.serve is not None:
-        serving = serving_of(arguments, arguments.serve, journal_path(running.url), fleet.name)
+    beside = journal_path(running.url)
+    serving = serving_of(arguments, arguments.serve, beside, fleet.name, module_folder(spec))
     make_process_ours(large_commits=fleet.has_compiled)
     return run_to_the_end(NodeRun(fleet, running, path, output, serving).live_and_die())
 
@@ -237,7 +244,7 @@ class NodeRun:
         from stigmergy.serve.server import ApiServer
 
         api = ApiServer(self._fleet, NodeAsker(service), self._serving)
-        tell_serving(self._output, self._fleet.name, (await api.start()).url)
+        tell_serving(self._output, self._fleet.name, await api.start())
         return api
 
     async def _wait(self, live: Live) -> None:

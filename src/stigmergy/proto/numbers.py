@@ -165,7 +165,7 @@ def describe_changes(before: FieldNumbers | None, after: FieldNumbers) -> list[s
     for name, message in (*after.messages.items(), *after.enums.items()):
         old = None if before is None else before.messages.get(name) or before.enums.get(name)
         if old is None:
-            told.append(f"{name}: new, {len(message.fields)} fields")
+            told.append(f"{name}: new")
             continue
         told += [
             f"{name}.{field}: new, number {message.fields[field].number}"

@@ -28,6 +28,7 @@ METHODS = (
     Method("Send", "SendRequest", "SendReply", "Gives an agent a command, and waits for its durable answer."),
     Method("Observe", "ObserveRequest", "ObserveReply", "Tells an agent what was observed."),
     Method("GetAgent", "GetAgentRequest", "GetAgentReply", "An agent's durable state, now or in the past."),
+    Method("ListAgents", "ListAgentsRequest", "ListAgentsReply", "A page of agents with their states, by address."),
 )
 ABOUT = """\
 The gRPC service of the fleet {fleet!r}, made by `stigmergy proto`. Do not edit: change the classes and make it anew.
@@ -37,6 +38,7 @@ The field numbers are kept in {numbers}, which belongs into version control."""
 def service_shapes() -> dict[str, Shape]:
     """The messages of the service, without the types of any fleet."""
     json = Shape("Json", Style.STRUCT, "A message by its name or tag, with its fields as a JSON object.")
+    agent = _choosing("GetAgentReply", "state", "`known`: it had an input. `stopped`: why it is stopped.")
     made = (
         _shape(json, name=TEXT, fields=TEXT),
         _shape(
@@ -57,7 +59,7 @@ def service_shapes() -> dict[str, Shape]:
             as_json=BOOL,
         ),
         _shape(
-            _choosing("GetAgentReply", "state", "`known` says whether it had any input, `stopped` why it is stopped."),
+            agent,
             agent=TEXT,
             known=BOOL,
             shard=UINT32,
@@ -65,6 +67,20 @@ def service_shapes() -> dict[str, Shape]:
             time=Timestamp(),
             stopped=TEXT,
             _json=TEXT,
+        ),
+        _shape(
+            Shape("ListAgentsRequest", Style.STRUCT, "`where` has conditions on fields of the state: battery<20."),
+            kind=TEXT,
+            where=[TEXT],
+            limit=UINT32,
+            cursor=TEXT,
+            as_json=BOOL,
+        ),
+        _shape(
+            Shape("ListAgentsReply", Style.STRUCT, "`next` is the next cursor. `missing`: shards without an answer."),
+            agents=[agent],
+            next=TEXT,
+            missing=[TEXT],
         ),
     )
     return {shape.name: shape for shape in made}

@@ -1,8 +1,9 @@
-"""Serves a fleet over HTTP: puts the API, its gate and the listener together, and starts and ends them in order."""
+"""Serves a fleet over HTTP and gRPC: puts both, their gate and the listener together, starts and ends them in order."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -15,44 +16,69 @@ from stigmergy.serve.asker import Asker
 from stigmergy.serve.listener import Address, HttpListener
 from stigmergy.serve.tokens import Tokens
 
+if TYPE_CHECKING:
+    from stigmergy.serve.grpc import GrpcServer
+
 
 class Serving(Struct, frozen=True):
     """Where to listen, and for whom."""
 
-    address: Address
+    address: Address | None
+    """For HTTP."""
     tokens: Path
     policy: Policy = Policy()
     insecure: bool = False
     """Whether others may be let in without tokens or TLS."""
+    grpc: Address | None = None
+    numbers: Path = Path()
+    """The file of the field numbers, for gRPC."""
 
 
 class ApiServer:
-    """The HTTP API of a fleet, from `start` to `close`."""
+    """The API of a fleet, from `start` to `close`."""
 
     def __init__(self, fleet: Declaration, asker: Asker, serving: Serving) -> None:
         """Raises ConfigError where it must not listen."""
         clock = SystemClock()
         tokens = Tokens(serving.tokens)
-        address = serving.address
-        why = check_listening(
-            address.host,
-            tokens,
-            clock.wall_ns() / 1e9,
-            tls=address.cert is not None,
-            insecure=serving.insecure,
-        )
-        if why:
-            raise ConfigError(why)
+        for address in (serving.address, serving.grpc):
+            if address is not None:
+                _check_listening(address, tokens, clock.wall_ns() / 1e9, serving)
         gate = AccessGate(tokens, serving.policy, lambda: clock.wall_ns() / 1e9, lambda: clock.monotonic_ns() / 1e9)
         self._asker = asker
         self.api = Api(fleet, asker, gate, SystemEntropy())
-        self._listener = HttpListener(self.api, address)
+        self._listener = None if serving.address is None else HttpListener(self.api, serving.address)
+        self._grpc: GrpcServer | None = None
+        if serving.grpc is not None:
+            from stigmergy.proto.service import open_service
+            from stigmergy.serve.grpc import GrpcServer
 
-    async def start(self) -> Address:
-        """Listens. Raises ConfigError if it cannot."""
-        return await self._listener.start()
+            self._grpc = GrpcServer(fleet, open_service(fleet, serving.numbers), asker, gate, serving.grpc)
+
+    async def start(self) -> list[str]:
+        """Listens; the URLs, that of HTTP first. Raises ConfigError if it cannot."""
+        urls: list[str] = []
+        if self._listener is not None:
+            urls.append((await self._listener.start()).url)
+        if self._grpc is not None:
+            try:
+                await self._grpc.start()
+            except BaseException:
+                await self.close()
+                raise
+            urls.append(self._grpc.url)
+        return urls
 
     async def close(self) -> None:
         """Ends streams, answers what is under way, and asks nobody any more."""
-        await self._listener.close()
+        if self._listener is not None:
+            await self._listener.close()
+        if self._grpc is not None:
+            await self._grpc.close()
         await self._asker.close()
+
+
+def _check_listening(address: Address, tokens: Tokens, now_s: float, serving: Serving) -> None:
+    tls = address.cert is not None
+    if why := check_listening(address.host, tokens, now_s, tls=tls, insecure=serving.insecure):
+        raise ConfigError(why)

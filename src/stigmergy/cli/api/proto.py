@@ -10,7 +10,7 @@ from typing import Any
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, Output
-from stigmergy.cli.display.places import config_of, fleet_spec, folder_of, load_fleet
+from stigmergy.cli.display.places import config_of, fleet_spec, folder_of, load_fleet, module_folder
 
 DESCRIPTION = """\
 Writes the .proto file of a fleet's gRPC service, from the types of its commands, events and states.
@@ -87,12 +87,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.out is None and not arguments.check and not output.json:
         sys.stdout.write(text)
     return exits.REFUSED if arguments.check and stale else exits.OK
-
-
-def module_folder(spec: str) -> Path:
-    """The folder of the module that a fleet was loaded from."""
-    file = getattr(sys.modules[spec.partition(":")[0]], "__file__", None)
-    return Path.cwd() if file is None else Path(file).parent
 
 
 def _write(path: Path, data: bytes) -> None:

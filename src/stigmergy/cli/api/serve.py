@@ -1,4 +1,4 @@
-"""`stigmergy serve`: the HTTP API of a running fleet, and the options of every command that serves it.
+"""`stigmergy serve`: the API of a running fleet over HTTP and gRPC, and the options of every command that serves it.
 
 `serve` runs beside a node or a fleet on workers; `run --serve` has the API in the node's own process, which is faster.
 """
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from stigmergy.cli.display.places import (
     fleet_spec,
     folder_of,
     load_fleet,
+    module_folder,
 )
 from stigmergy.serve.tokens import tokens_path
 
@@ -37,6 +39,7 @@ SERVE_EXAMPLES = """examples:
   stigmergy serve drone:fleet                                  beside the node that runs here
   stigmergy serve drone:fleet --nats nats://hub:4222           for a fleet on workers
   stigmergy serve drone:fleet --listen 0.0.0.0:8443 --cert fleet.crt --cert-key fleet.pem    for others, with tokens
+  stigmergy serve drone:fleet --grpc :9090                     gRPC too; stigmergy proto makes the .proto file
   curl http://127.0.0.1:8080/v1/agents                         then ask; /docs shows what there is
 """
 
@@ -58,8 +61,10 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def add_serving(parser: argparse.ArgumentParser) -> None:
-    """The options of everything that serves HTTP."""
-    serving = parser.add_argument_group("HTTP")
+    """The options of everything that serves HTTP or gRPC."""
+    serving = parser.add_argument_group("HTTP and gRPC")
+    serving.add_argument("--grpc", metavar="HOST:PORT", help="serve gRPC there, such as :9090 on this machine")
+    serving.add_argument("--numbers", metavar="FILE", type=Path, help="field numbers of gRPC; else beside the module")
     serving.add_argument("--tokens", metavar="FILE", type=Path, help="the token file; else beside the journal")
     serving.add_argument("--cert", metavar="FILE", type=Path, help="the certificate for TLS")
     serving.add_argument("--cert-key", metavar="FILE", type=Path, help="its private key")
@@ -73,8 +78,13 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
     serving.add_argument("--insecure", action="store_true", help="let others in without tokens or TLS")
 
 
-def serving_of(arguments: argparse.Namespace, listen: str, journal: Path | None, fleet: str) -> Serving:
-    """What the command line says. Raises ConfigError."""
+def serving_of(
+    arguments: argparse.Namespace, listen: str | None, journal: Path | None, fleet: str, folder: Path
+) -> Serving | None:
+    """What the command line says; None if nothing is to be served. `folder` is that of the fleet's module. Raises
+    ConfigError."""
+    if listen is None and arguments.grpc is None:
+        return None
     from stigmergy.serve.access import RATE_PER_S, Policy
     from stigmergy.serve.listener import read_address
     from stigmergy.serve.server import Serving
@@ -84,20 +94,36 @@ def serving_of(arguments: argparse.Namespace, listen: str, journal: Path | None,
     for origin in arguments.cors:
         if not re.fullmatch(r"https?://[^/\s]+", origin):
             raise ConfigError(f"--cors {origin}: give an origin, such as https://ops.example, without a path")
+    http, grpc = (
+        None if text is None else read_address(text, arguments.cert, arguments.cert_key)
+        for text in (listen, arguments.grpc)
+    )
     return Serving(
-        read_address(listen, arguments.cert, arguments.cert_key),
+        http,
         arguments.tokens or tokens_path(journal, fleet),
         Policy(tuple(name.lower() for name in arguments.host), tuple(arguments.cors), arguments.rate or RATE_PER_S),
         arguments.insecure,
+        grpc,
+        arguments.numbers or (Path() if grpc is None else _numbers_path(folder, fleet)),
     )
+
+
+def _numbers_path(folder: Path, fleet: str) -> Path:
+    try:
+        from stigmergy.proto.service import numbers_path
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'--grpc needs {error.name}: pip install "stigmergy[grpc]"') from None
+    return numbers_path(folder, fleet)
 
 
 def serve(arguments: argparse.Namespace, output: Output) -> int:
     """Serves until it is stopped."""
     place = find_place(arguments)
-    fleet = load_fleet(fleet_spec(arguments, config_of(arguments)), folder_of(arguments))
+    spec = fleet_spec(arguments, config_of(arguments))
+    fleet = load_fleet(spec, folder_of(arguments))
     journal = None if isinstance(place, ClusterPlace) else Path(str(place).removesuffix(".sock"))
-    serving = serving_of(arguments, arguments.listen, journal, fleet.name)
+    serving = serving_of(arguments, arguments.listen, journal, fleet.name, module_folder(spec))
+    assert serving is not None
     return asyncio.run(_serve(fleet, place, serving, output))
 
 
@@ -108,9 +134,9 @@ async def _serve(fleet: Fleet, place: Path | ClusterPlace, serving: Serving, out
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     server = ApiServer(fleet, await _asker(fleet, place), serving)
-    address = await server.start()
+    urls = await server.start()
     try:
-        tell_serving(output, fleet.name, address.url)
+        tell_serving(output, fleet.name, urls)
         await stopping.wait()
     finally:
         await server.close()
@@ -130,7 +156,9 @@ async def _asker(fleet: Fleet, place: Path | ClusterPlace) -> Asker:
     return WorkersAsker(workers)
 
 
-def tell_serving(output: Output, fleet: str, url: str) -> None:
-    """Says where the API is."""
-    output.document({"event": "serving", "fleet": fleet, "url": url})
-    output.line(("serving", GOOD), f" {url}/docs")
+def tell_serving(output: Output, fleet: str, urls: Sequence[str]) -> None:
+    """Says where the API is: that of HTTP in `url`, that of gRPC in `grpc`."""
+    by_scheme = {"grpc" if url.startswith("grpc") else "url": url for url in urls}
+    output.document({"event": "serving", "fleet": fleet, **by_scheme})
+    for url in urls:
+        output.line(("serving", GOOD), f" {url}{'/docs' if url.startswith('http') else ''}")

@@ -242,6 +242,12 @@ def load_fleet(spec: str, folder: Path) -> Fleet:
     raise ConfigError(f"{spec}: {name} has no {attribute!r}; {there}")
 
 
+def module_folder(spec: str) -> Path:
+    """The folder of the module that a fleet was loaded from."""
+    file = getattr(sys.modules[spec.partition(":")[0]], "__file__", None)
+    return Path.cwd() if file is None else Path(file).parent
+
+
 def _import(name: str, folder: Path) -> object:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
