@@ -48,7 +48,7 @@ from stigmergy.agents.supervision import (
     WhenStale,
 )
 from stigmergy.agents.windows import Window
-from stigmergy.app.client import Client, Heard, connect
+from stigmergy.app.client import connect
 from stigmergy.app.fleet import Fleet
 from stigmergy.app.moved import install as install_moved
 from stigmergy.base.errors import (
@@ -64,6 +64,7 @@ from stigmergy.base.errors import (
     StoreFull,
 )
 from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset
+from stigmergy.clients.client import Client, Heard
 from stigmergy.control.live import Live
 from stigmergy.crdt.flags import DisableWinsFlag, EnableWinsFlag
 from stigmergy.crdt.gcounter import GCounter

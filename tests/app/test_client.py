@@ -319,19 +319,21 @@ async def test_nobody_there_is_said_with_what_to_check(tmp_path: Path, monkeypat
         async with stigmergy.connect("mqtt://127.0.0.1:1", fleet="warehouse", within_s=0.3):
             pass
     for url in ("warehouse", 7):
-        with pytest.raises(ConfigError, match="give the URL of a bus"):
+        with pytest.raises(ConfigError, match="give the URL of an API"):
             stigmergy.connect(url, fleet="warehouse")  # type: ignore[arg-type]
 
 
 async def test_a_client_leaves_no_session_at_a_broker(mosquitto: Broker) -> None:
     """Otherwise a broker would hold for ever what it thinks that a client of yesterday waits for."""
     async with stigmergy.connect(mosquitto.url, fleet="warehouse", name="op", within_s=WAIT_S_MAX) as far:
+        assert isinstance(far, client_module.BusClient)
         assert far._bus is not None
         assert far._bus.options.session_s == 0  # type: ignore[attr-defined]
         await far.watch("Cart/+/#").wait_ready()
     async with stigmergy.connect(
         f"{mosquitto.url}?version=5", fleet="warehouse", name="op", within_s=WAIT_S_MAX
     ) as again:
+        assert isinstance(again, client_module.BusClient)
         assert again._bus is not None
         assert again._bus.is_up
 

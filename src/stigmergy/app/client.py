@@ -1,31 +1,28 @@
-"""A client of a fleet: sends commands and observations, queries states and receives what agents publish.
+"""`connect`, and the client over a bus, which speaks as docs/topics.md says.
+
+A fleet on NATS workers is reached through the owners of its shards.
 
     async with stigmergy.connect("mqtt://gateway:1883", fleet="warehouse", site="north") as far:
         answer = await far.send("Cart/c01", Drive(to="dock-1"))        # Accepted | Refused
         cart = await far.query("Cart/c01", Cart)
         async for heard in far.watch("Cart/+/place"):
             print(heard.agent, heard.event)
-
-It runs no agents and keeps nothing. Over a bus it speaks as docs/topics.md says; a fleet on NATS workers is reached
-through the owners of its shards. Commands carry an id and are sent again until they are answered: each is done once.
-Every wait ends, with a sentence that says who is known to be there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.assignment import shown as few
-from stigmergy.agents.messages import Command, Event, is_number, spec_of
+from stigmergy.agents.messages import Command, Event, spec_of
 from stigmergy.app.cluster_client import Workers, find_workers
 from stigmergy.app.node_config import NodeConfig, open_bus, shown
 from stigmergy.app.registry import without_session
@@ -41,9 +38,7 @@ from stigmergy.base.errors import (
     NotRunning,
     Overloaded,
     StigmergyError,
-    TooLarge,
     UnknownKind,
-    UnknownTag,
 )
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, body_of, data_of, read_event, write_structured
@@ -51,15 +46,27 @@ from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import MEMBERS_COUNT_MAX, Member, locate, may_run, read_presence
 from stigmergy.bus.replies import ANSWER, QUERY, REFUSAL, STATE
 from stigmergy.bus.topics import AGENTS, Channel, Topics, check_level_name, parse_topic, read_template
+from stigmergy.clients.client import (
+    ANY_TOPIC,
+    REFUSED,
+    WITHIN_S,
+    WITHIN_S_MAX,
+    AgentT,
+    Client,
+    Heard,
+    Watching,
+    check_kind,
+    checked_within,
+    typed_state,
+    verdict_of,
+)
+from stigmergy.clients.remote import RemoteClient, Transport
 from stigmergy.control import protocol
 from stigmergy.control.protocol import UnreadableReply, error_named
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.intake import check_address, written
-from stigmergy.shard.inputs import Accepted, Refused, Verdict
+from stigmergy.shard.inputs import Refused, Verdict
 
-WITHIN_S = 10.0
-"""So long a call waits unless it is told otherwise."""
-WITHIN_S_MAX = 3600.0
 AGAIN_S = 1.0
 AGAIN_S_MAX = 5.0
 """An unanswered request is sent again after so long; the wait doubles up to the larger."""
@@ -76,37 +83,23 @@ KNOWN_MAX = 10_000
 """Events, and agents on NATS, that a client remembers to have been taken; of more it forgets the oldest."""
 NAME_BYTES = 6
 NATS = ("nats", "tls")
-REFUSED = (Malformed, UnknownTag, UnknownKind, TooLarge)
-"""What a worker says of a command that no agent can take, instead of a verdict."""
+HTTP = ("http", "https")
+API_SCHEMES = (*HTTP, "grpc", "grpcs")
+OVER_HTTP = "connect to the fleet's API instead: https://… or grpcs://…"
 ELSEWHERE = (NotRunning, NotOwned, JournalConflict, JournalUnknown)
 """What a worker says that owns the shard no more, or is about to."""
-AgentT = TypeVar("AgentT", bound=Agent)
 ReplyT = TypeVar("ReplyT")
 
 
-class Heard(Struct, frozen=True):
-    """What an agent has published."""
-
-    agent: str
-    topic: str
-    """What the agent calls it: the topic of its `Publish`."""
-    type: str
-    """The tag of the event, such as "Driven@1"."""
-    event: Any
-    """The event, made from its class, if `watch` was given that; else its fields."""
-    time: str = ""
-    """When it became durable, in ISO 8601; empty if the sender did not say."""
-
-
-class Client:
-    """A connection to a fleet; made by `connect`, and opened by `async with`."""
+class BusClient(Client):
+    """A client over a bus, or over NATS of a fleet on workers."""
 
     def __init__(self, url: str, fleet: str | Declaration, site: str, name: str, within_s: float) -> None:
         self._url = url
         self._declared = fleet if isinstance(fleet, Declaration) else None
         self._fleet = check_level_name("fleet", fleet.name if isinstance(fleet, Declaration) else fleet)
         self._topics = Topics(self._fleet, check_level_name("site", site))
-        self._within_s = _checked_within(within_s)
+        self._within_s = checked_within(within_s)
         self._clock, self._entropy = SystemClock(), SystemEntropy()
         self._name = check_level_name("name", name or f"client-{self._entropy.token(NAME_BYTES).hex()}")
         self._bus: Bus | None = None
@@ -115,7 +108,7 @@ class Client:
         self._up = asyncio.Event()
         self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
         self._listened: dict[str, None] = {}
-        self._watching: list[Watching] = []
+        self._watching: list[BusWatching] = []
         self._answering: dict[str, None] = {}
         """Agents on NATS that a node has answered for."""
         self._unrefused: dict[tuple[str, str], None] = {}
@@ -140,13 +133,7 @@ class Client:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     async def close(self) -> None:
-        """Ends the connection; pending calls raise NotRunning."""
         for watching in self._watching:
             watching._end()
         for future in self._waiting.values():
@@ -188,28 +175,23 @@ class Client:
         command_id: str | None = None,
         within_s: float | None = None,
     ) -> Verdict:
-        """Gives an agent a command, and waits for its durable answer. It is done once, however often it is sent.
-
-        Without classes at hand name it and give its fields: `send("Cart/c01", "Drive", {"to": "dock-1"})`. Raises
-        NoAnswer, with the id to send it again with, if nobody answers in time: then it may have been done, or be yet.
-        A command that the agent has no handler for, or whose fields are wrong, is Refused, too.
-        """
         within_s = self._checked_call(address, within_s)
         command_id = command_id or self._fresh_id()
         event = self._event(address, command, fields, Command, command_id)
         doubt = f"whether it is done is not known: send it again with command_id={command_id!r}"
         if self._workers is not None:
-            said = protocol.SendRequest(
+            asked = protocol.SendRequest(
                 agent=address, command=event.type.partition("@")[0], fields=_fields_of(event), command_id=command_id
             )
             try:
-                answer = await self._ask_workers(said, within_s, address, doubt, command_id)
-                return _verdict(structs.asdict(answer))
+                answer = await self._ask_workers(asked, within_s, address, doubt, command_id)
+                return verdict_of(answer.accepted, answer.position, answer.reason)
             except UnreadableReply:
                 raise
             except REFUSED as error:
                 return Refused(str(error))
-        return _verdict(await self._ask(address, Channel.COMMANDS, event, within_s, doubt))
+        said = await self._ask(address, Channel.COMMANDS, event, within_s, doubt)
+        return verdict_of(said["accepted"], said.get("position"), said.get("reason"))
 
     async def observe(
         self,
@@ -239,29 +221,41 @@ class Client:
         await self._tell(address, said, within_s, 0.0 if is_known else REFUSED_S_MAX)
 
     @overload
-    async def query(self, address: str, *, within_s: float | None = None) -> Any: ...
+    async def query(self, address: str, *, at: int | str | None = None, within_s: float | None = None) -> Any: ...
 
     @overload
-    async def query(self, address: str, kind: type[AgentT], *, within_s: float | None = None) -> AgentT: ...
+    async def query(
+        self, address: str, kind: type[AgentT], *, at: int | str | None = None, within_s: float | None = None
+    ) -> AgentT: ...
 
-    async def query(self, address: str, kind: type[Agent] | None = None, *, within_s: float | None = None) -> Any:
-        """An agent's durable state, from the node that runs it: its fields, or, given the class, an agent of it.
-
-        One that has had no input is in its first state. Raises NoAnswer if nobody answers in time, and what the node
-        refuses with.
-        """
+    async def query(
+        self,
+        address: str,
+        kind: type[Agent] | None = None,
+        *,
+        at: int | str | None = None,
+        within_s: float | None = None,
+    ) -> Any:
         within_s = self._checked_call(address, within_s)
-        if kind is not None and address.partition("/")[0] != kind.__agent_kind__:
-            raise Malformed(f"{address} is no {kind.__agent_kind__}; ask with its own class, or without one")
+        check_kind(address, kind)
+        if at is not None and self._workers is None:
+            raise ConfigError(f"query(at={at!r}): nodes on a bus tell the present only; {OVER_HTTP}")
         if self._workers is not None:
-            asked_for = protocol.StateRequest(agent=address)
+            asked_for = protocol.StateRequest(agent=address, at=None if at is None else str(at))
             state: Any = (await self._ask_workers(asked_for, within_s, address, "ask again")).state
         else:
             asked = CloudEvent(self._fresh_id(), self._source, QUERY, address, datacontenttype=JSON, data={})
             state = (await self._ask(address, Channel.QUERIES, asked, within_s, "ask again"))["state"]
-        return state if kind is None else _typed(address, state, kind)
+        return state if kind is None else typed_state(address, state, kind)
 
-    def watch(self, topic: str = "+/+/#", *, kind: type[Event] | None = None) -> Watching:
+    def watch(
+        self,
+        topic: str = ANY_TOPIC,
+        *,
+        kind: type[Event] | type[Agent] | None = None,
+        agent: str | None = None,
+        after: str | None = None,
+    ) -> BusWatching:
         """What agents publish from now on: `async for heard in far.watch("Cart/+/place")`.
 
         A topic is the agent's kind, its name and what it calls the topic, `+` for any of them, `#` for all that
@@ -269,19 +263,30 @@ class Client:
         oldest are dropped, and counted in `dropped`. On workers without a bus nobody could be heard: ConfigError is
         raised where the first event is waited for.
         """
+        if after is not None:
+            raise ConfigError(f"watch(after={after!r}): nobody keeps what is published on a bus; {OVER_HTTP}")
+        if isinstance(kind, type) and issubclass(kind, Agent):
+            agent, kind = agent or f"{kind.__agent_kind__}/+", None
+        if agent is not None and topic != ANY_TOPIC:
+            raise ConfigError(f"watch({topic!r}): the topic names the agent already; leave agent= and the class out")
+        topic = topic if agent is None else f"{agent}/#"
         if self._bus is None:
             raise NotRunning("the client is not open; use it inside async with")
-        watching = Watching(self._bus, self._pattern(topic), kind, self._check_heard)
+        watching = BusWatching(self._bus, self._pattern(topic), kind, self._check_heard)
         self._watching.append(watching)
         return watching
 
+    async def agents(
+        self, kind: str | type[Agent] | None = None, *, where: Sequence[str] = (), within_s: float | None = None
+    ) -> list[str]:
+        raise ConfigError(f"agents(): nobody on a bus knows all agents; {OVER_HTTP}")
+
     def members(self) -> list[Member]:
-        """The nodes that say they are there, by name; on NATS those that were heard since this client was opened."""
         return [self._members[node] for node in sorted(self._members)]
 
     def _checked_call(self, address: str, within_s: float | None) -> float:
         """How long a call may take; refuses what cannot be an address or a time."""
-        checked_s = self._within_s if within_s is None else _checked_within(within_s)
+        checked_s = self._within_s if within_s is None else checked_within(within_s)
         check_address(address)
         return checked_s
 
@@ -511,8 +516,8 @@ class Client:
         return "/".join((self._topics.root, AGENTS, kind, name, Channel.EVENTS.value, *about))
 
 
-class Watching:
-    """What agents publish, as it comes: an async iterator. `dropped` counts what came faster than it was taken."""
+class BusWatching(Watching):
+    """What agents publish, as it comes. `dropped` counts what came faster than it was taken."""
 
     def __init__(self, bus: Bus, pattern: str, kind: type[Event] | None, check: Callable[[], Awaitable[None]]) -> None:
         """`check` is waited for first: it raises where nobody could be heard."""
@@ -525,7 +530,6 @@ class Watching:
         self._subscribed = asyncio.ensure_future(self._subscribe(bus, pattern, check))
         self.dropped = 0
         self.refused = 0
-        """Messages that are no events, or none of the class, although they say so."""
 
     async def _subscribe(self, bus: Bus, pattern: str, check: Callable[[], Awaitable[None]]) -> None:
         await check()
@@ -535,9 +539,6 @@ class Watching:
         """Returns when the broker has the subscription: what is published from now on is heard. Raises ConfigError
         where nobody could be."""
         await asyncio.shield(self._subscribed)
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> Heard:
         await self.wait_ready()
@@ -549,7 +550,6 @@ class Watching:
         return self._held.popleft()
 
     async def aclose(self) -> None:
-        """Hears no more."""
         self._end()
 
     def _end(self) -> None:
@@ -580,27 +580,56 @@ class Watching:
 
 
 def connect(
-    url: str, *, fleet: str | Declaration, site: str = "local", name: str = "", within_s: float = WITHIN_S
+    url: str,
+    *,
+    fleet: str | Declaration | None = None,
+    site: str = "local",
+    name: str = "",
+    token: str | None = None,
+    ca: str | Path | None = None,
+    within_s: float = WITHIN_S,
 ) -> Client:
-    """A client of a fleet on a bus ('mqtt://gateway:1883'), or on NATS workers ('nats://hub:4222').
+    """A client of a fleet: of its API ('https://fleet.example', 'grpc://gateway:9090'), of a bus ('mqtt://gateway:1883'),
+    or of NATS workers ('nats://hub:4222').
 
-    `fleet` is its name; give the `Fleet` itself where it has a `shard_by`. `site` is the site of the nodes on the bus.
-    `name` says who sends, in the log; else it is a random one. Each call waits `within_s` seconds at most, unless it is
-    told otherwise. Use it with `async with`.
+    `fleet` is its name, which HTTP does not need; give the `Fleet` itself where it has a `shard_by`. `site` is the site
+    of the nodes on the bus. `name` says who sends, in the log; else it is a random one. `token` is one that `stigmergy
+    token create` made; `ca` the file of the certificates to trust, where the system does not. Each call waits
+    `within_s` seconds at most, unless it is told otherwise. Use it with `async with`.
     """
     given: object = url
     if not isinstance(given, str) or ":" not in given:
-        raise ConfigError(f"connect({url!r}): give the URL of a bus, like 'mqtt://gateway:1883', or of NATS servers")
+        raise ConfigError(
+            f"connect({url!r}): give the URL of an API, like 'https://fleet.example', of a bus, like "
+            "'mqtt://gateway:1883', or of NATS servers"
+        )
     named: object = fleet
-    if not isinstance(named, str | Declaration):
+    if not isinstance(named, str | Declaration | None):
         raise ConfigError(f"connect(fleet={fleet!r}): give the name of the fleet, or the fleet itself")
-    return Client(url, fleet, site, name, within_s)
+    scheme = urlsplit(url).scheme
+    if scheme in API_SCHEMES:
+        return RemoteClient(_open_transport(url, fleet, token, ca), shown(url), within_s)
+    if token is not None or ca is not None:
+        raise ConfigError(f"connect({shown(url)!r}): a broker is told who you are in its URL; leave token= and ca= out")
+    if fleet is None:
+        raise ConfigError(f"connect({shown(url)!r}): which fleet? Give fleet=, its name or the fleet itself")
+    return BusClient(url, fleet, site, name, within_s)
 
 
-def _checked_within(within_s: float) -> float:
-    if not is_number(within_s) or not 0 < within_s <= WITHIN_S_MAX:
-        raise ConfigError(f"within_s={within_s!r}: give more than 0 and at most {WITHIN_S_MAX:g} seconds")
-    return float(within_s)
+def _open_transport(url: str, fleet: str | Declaration | None, token: str | None, ca: str | Path | None) -> Transport:
+    """The library of a transport is imported where it is asked for."""
+    try:
+        if urlsplit(url).scheme in HTTP:
+            from stigmergy.clients.http import HttpTransport
+
+            return HttpTransport(url, token, ca)
+        from stigmergy.clients.grpc import GrpcTransport
+    except ModuleNotFoundError as error:
+        extra = "client" if urlsplit(url).scheme in HTTP else "grpc"
+        raise ConfigError(f'connect({shown(url)!r}) needs {error.name}: pip install "stigmergy[{extra}]"') from None
+    if fleet is None:
+        raise ConfigError(f"connect({shown(url)!r}): which fleet? gRPC names it in its requests: give fleet=")
+    return GrpcTransport(url, fleet if isinstance(fleet, str) else fleet.name, token, ca)
 
 
 def _remember(known: dict[Any, None], one: Any) -> None:
@@ -615,19 +644,3 @@ def _fields_of(event: CloudEvent) -> dict[str, Any]:
             f"{event.type} has a field that JSON cannot say (bytes, NaN, infinities); workers take such over their bus"
         )
     return dict(event.data or {})
-
-
-def _verdict(answer: Any) -> Verdict:
-    if answer["accepted"]:
-        return Accepted(int(answer["position"]))
-    return Refused(str(answer["reason"]))
-
-
-def _typed(address: str, state: Any, kind: type[AgentT]) -> AgentT:
-    try:
-        return msgspec.json.decode(msgspec.json.encode(state), type=kind)
-    except (msgspec.MsgspecError, TypeError) as error:
-        raise Malformed(
-            f"{address}: its state is no {kind.__agent_kind__} of this program ({error}); windows and shared fields "
-            "are told as plain values: ask without the class"
-        ) from None

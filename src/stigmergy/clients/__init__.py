@@ -1,0 +1,1 @@
+"""Programs outside a fleet: what every client can do, and the clients over HTTP and gRPC."""

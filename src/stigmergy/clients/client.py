@@ -1,0 +1,207 @@
+"""What a client of a fleet can do, whatever it is connected through, and what it gets back.
+
+    async with stigmergy.connect("https://fleet.example", token=token) as far:
+        answer = await far.send("Cart/c01", Drive(to="dock-1"))        # Accepted | Refused
+        cart = await far.query("Cart/c01", Cart)
+        async for heard in far.watch(kind=Cart, after=position):
+            print(heard.agent, heard.event, heard.after)
+
+A client runs no agents and keeps nothing. Commands carry an id and are sent again until they are answered: each is done
+once. Every wait ends, with a sentence that says what is known. What a connection cannot do raises ConfigError.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+import msgspec
+from msgspec import Struct
+
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.messages import Command, Event, is_number
+from stigmergy.base.errors import ConfigError, Malformed, TooLarge, UnknownKind, UnknownTag
+from stigmergy.bus.presence import Member
+from stigmergy.shard.inputs import Accepted, Refused, Verdict
+
+WITHIN_S = 10.0
+"""So long a call waits unless it is told otherwise."""
+WITHIN_S_MAX = 3600.0
+REFUSED = (Malformed, UnknownTag, UnknownKind, TooLarge)
+"""What a node says of a command that no agent can take, instead of a verdict."""
+ANY_TOPIC = "+/+/#"
+AgentT = TypeVar("AgentT", bound=Agent)
+
+
+class Heard(Struct, frozen=True):
+    """What an agent has published, or, over HTTP and gRPC, an event of its log."""
+
+    agent: str
+    topic: str
+    """What the agent calls it: the topic of its `Publish`. Empty for an event of a log."""
+    type: str
+    """The tag of the event, such as "Driven@1"."""
+    event: Any
+    """The event, made from its class, if `watch` was given that; else its fields."""
+    time: str = ""
+    """When it became durable, in ISO 8601; empty if the sender did not say."""
+    after: str = ""
+    """Of an event of a log: `watch(after=…)` goes on behind it."""
+
+
+class Watching(abc.ABC):
+    """What agents publish, or keep, as it comes: an async iterator."""
+
+    dropped = 0
+    """How much came faster than it was taken."""
+    refused = 0
+    """Messages that are no events, or none of the class, although they say so."""
+
+    @abc.abstractmethod
+    async def wait_ready(self) -> None:
+        """Returns when what happens from now on is heard."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    async def __anext__(self) -> Heard: ...
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Hears no more."""
+
+
+class Client(abc.ABC):
+    """A connection to a fleet; made by `connect`, and opened by `async with`."""
+
+    @abc.abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Ends the connection; pending calls raise NotRunning."""
+
+    @abc.abstractmethod
+    async def send(
+        self,
+        address: str,
+        command: Command | str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        command_id: str | None = None,
+        within_s: float | None = None,
+    ) -> Verdict:
+        """Gives an agent a command, and waits for its durable answer. It is done once, however often it is sent.
+
+        Without classes at hand name it and give its fields: `send("Cart/c01", "Drive", {"to": "dock-1"})`. Raises
+        NoAnswer, with the id to send it again with, if nobody answers in time: then it may have been done, or be yet.
+        A command that the agent has no handler for, or whose fields are wrong, is Refused, too.
+        """
+
+    @abc.abstractmethod
+    async def observe(
+        self,
+        address: str,
+        event: Event | str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        within_s: float | None = None,
+    ) -> None:
+        """Tells an agent what was observed. Workers, HTTP and gRPC answer when it is kept as its type promises; over a
+        bus see `BusClient.observe`. Raises NoAnswer if that takes too long, and what a node refuses it with:
+        UnknownTag, Malformed."""
+
+    @overload
+    async def query(self, address: str, *, at: int | str | None = None, within_s: float | None = None) -> Any: ...
+
+    @overload
+    async def query(
+        self, address: str, kind: type[AgentT], *, at: int | str | None = None, within_s: float | None = None
+    ) -> AgentT: ...
+
+    @abc.abstractmethod
+    async def query(
+        self,
+        address: str,
+        kind: type[Agent] | None = None,
+        *,
+        at: int | str | None = None,
+        within_s: float | None = None,
+    ) -> Any:
+        """An agent's durable state, from the node that runs it: its fields, or, given the class, an agent of it.
+
+        `at` is a position or a time, such as "2026-11-15T10:00:00Z"; a bus cannot be asked for the past. An agent that
+        has had no input is in its first state. Raises NoAnswer if nobody answers in time, and what the node refuses
+        with.
+        """
+
+    @abc.abstractmethod
+    def watch(
+        self,
+        topic: str = ANY_TOPIC,
+        *,
+        kind: type[Event] | type[Agent] | None = None,
+        agent: str | None = None,
+        after: str | None = None,
+    ) -> Watching:
+        """What happens from now on, or behind the position `after`.
+
+        Over a bus: what agents publish under a topic, such as `watch("Cart/+/place")`; nobody keeps it, so there is no
+        `after`. Over HTTP and gRPC: the events of agents' logs, without a gap or a double, also when the connection
+        breaks; `after` is the `after` of an event that was heard before, or "start". `kind` is an event class, whose
+        events are then made from it, or an agent class; `agent` an address.
+        """
+
+    @abc.abstractmethod
+    async def agents(
+        self, kind: str | type[Agent] | None = None, *, where: Sequence[str] = (), within_s: float | None = None
+    ) -> list[str]:
+        """The addresses of all agents that are on disk, sorted; of one kind, if given, and of those only that fit all
+        conditions on fields of their states: `where=["battery<20"]`. A bus cannot be asked for this."""
+
+    @abc.abstractmethod
+    def members(self) -> list[Member]:
+        """The nodes that say they are there, by name; on NATS those that were heard since this client was opened; none
+        over HTTP and gRPC."""
+
+
+def checked_within(within_s: float) -> float:
+    """Refuses what cannot be a time to wait."""
+    if not is_number(within_s) or not 0 < within_s <= WITHIN_S_MAX:
+        raise ConfigError(f"within_s={within_s!r}: give more than 0 and at most {WITHIN_S_MAX:g} seconds")
+    return float(within_s)
+
+
+def check_kind(address: str, kind: type[Agent] | None) -> None:
+    """Refuses a class that is not that of the agent."""
+    if kind is not None and address.partition("/")[0] != kind.__agent_kind__:
+        raise Malformed(f"{address} is no {kind.__agent_kind__}; ask with its own class, or without one")
+
+
+def kind_name(kind: str | type[Agent] | None) -> str | None:
+    """The name of an agent kind."""
+    return kind if kind is None or isinstance(kind, str) else kind.__agent_kind__
+
+
+def verdict_of(accepted: bool, position: int | None, reason: str | None) -> Verdict:
+    """What became of a command."""
+    return Accepted(int(position or 0)) if accepted else Refused(str(reason))
+
+
+def typed_state(address: str, state: Any, kind: type[AgentT]) -> AgentT:
+    """An agent of this class, from its fields. Raises Malformed."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(state), type=kind)
+    except (msgspec.MsgspecError, TypeError) as error:
+        raise Malformed(
+            f"{address}: its state is no {kind.__agent_kind__} of this program ({error}); windows and shared fields "
+            "are told as plain values: ask without the class"
+        ) from None

@@ -1,0 +1,158 @@
+"""The API of a fleet over gRPC, from the client's side: docs/grpc.md has the service.
+
+Messages travel as JSON within the service's own messages, so a client needs the fleet's name and no file of numbers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+import msgspec
+
+from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, Overloaded, StigmergyError
+from stigmergy.clients.remote import error_of
+from stigmergy.control import protocol, replies
+from stigmergy.proto.service import SERVICE, plain_service
+
+R = TypeVar("R")
+ANSWER_S_MAX = 70.0
+"""The server gives a request up after 60 s."""
+REPLY_BYTES_MAX = 16 * 1024 * 1024
+TYPE_TRAILER = "stigmergy-type"
+_json = msgspec.json.Encoder()
+
+
+class GrpcTransport:
+    """One connection to one server."""
+
+    def __init__(self, url: str, fleet: str, token: str | None, ca: str | Path | None) -> None:
+        parts = urlsplit(url)
+        if not parts.hostname or not parts.port or parts.path.strip("/") or parts.query or parts.username:
+            raise ConfigError(f"connect({url!r}): give a URL like 'grpcs://fleet.example:9090', and token= beside it")
+        self._target = parts.netloc
+        self._credentials: Any = None
+        if parts.scheme == "grpcs":
+            try:
+                roots = None if ca is None else Path(ca).read_bytes()
+            except OSError as error:
+                raise ConfigError(f"ca={str(ca)!a}: the certificates cannot be read: {error}") from None
+            self._credentials = grpc.ssl_channel_credentials(roots)
+        self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._package, self._classes = plain_service(fleet)
+        self._channel: Any = None
+
+    async def open(self) -> None:
+        if self._channel is None:
+            options = (
+                ("grpc.max_receive_message_length", REPLY_BYTES_MAX),
+                ("grpc.enable_retries", 0),  # what is sent again, and when, is decided above
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.min_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 2_000),
+                ("grpc.keepalive_time_ms", 30_000),
+            )
+            if self._credentials is None:
+                self._channel = grpc.aio.insecure_channel(self._target, options)
+            else:
+                self._channel = grpc.aio.secure_channel(self._target, self._credentials, options)
+        await self._call("ListAgents", self._classes["ListAgentsRequest"](limit=1, as_json=True), "ListAgentsReply")
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def ask(self, request: protocol.Request[R]) -> R:
+        found: Any
+        match request:
+            case protocol.SendRequest():
+                found = await self._send(request)
+            case protocol.ObserveRequest():
+                asked = self._classes["ObserveRequest"](agent=request.agent, json=_named(request.event, request.fields))
+                await self._call("Observe", asked, "ObserveReply")
+                found = replies.ObserveReply()
+            case protocol.StateRequest():
+                asked = self._classes["GetAgentRequest"](agent=request.agent, at=request.at or "", as_json=True)
+                reply = await self._call("GetAgent", asked, "GetAgentReply")
+                time = reply.time.ToJsonString() if reply.HasField("time") else None
+                found = replies.StateReply(
+                    reply.agent,
+                    reply.known,
+                    reply.shard,
+                    reply.position,
+                    time,
+                    reply.stopped or None,
+                    msgspec.json.decode(reply.json),
+                )
+            case protocol.AgentsRequest():
+                found = await self._list(request)
+            case _:
+                raise ConfigError(f"the gRPC service has no {type(request).__name__}")
+        return found  # type: ignore[no-any-return]
+
+    async def _send(self, request: protocol.SendRequest) -> replies.SendReply:
+        asked = self._classes["SendRequest"](
+            agent=request.agent, command_id=request.command_id or "", json=_named(request.command, request.fields)
+        )
+        try:
+            reply = await self._call("Send", asked, "SendReply")
+        except RefusedCall as refused:
+            return replies.SendReply(accepted=False, position=None, reason=str(refused))
+        return replies.SendReply(accepted=True, position=reply.position, reason=None)
+
+    async def _list(self, request: protocol.AgentsRequest) -> replies.AgentsReply:
+        asked = self._classes["ListAgentsRequest"](
+            kind=request.kind or "", where=request.where, limit=request.limit, cursor=request.after, as_json=True
+        )
+        reply = await self._call("ListAgents", asked, "ListAgentsReply")
+        listed = [
+            replies.ListedAgent(one.agent, one.shard, one.stopped or None, msgspec.json.decode(one.json))
+            for one in reply.agents
+        ]
+        return replies.AgentsReply(listed, reply.next or None, [replies.MissingPart(why=why) for why in reply.missing])
+
+    async def _call(self, method: str, request: Any, reply: str) -> Any:
+        if self._channel is None:
+            raise NotRunning("the client is not open; use it inside async with")
+        call = self._channel.unary_unary(
+            f"/{self._package}.{SERVICE}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=self._classes[reply].FromString,
+        )
+        try:
+            return await call(request, timeout=ANSWER_S_MAX, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise read_status(error, self._target) from None
+        except grpc.aio.UsageError:
+            raise NotRunning("the client was closed") from None
+
+
+class RefusedCall(StigmergyError):
+    """An agent has refused a command."""
+
+
+def read_status(error: Any, target: str) -> StigmergyError:
+    """What to raise for a status: what the server means, by its trailer, or what the library says."""
+    kind = dict(error.trailing_metadata() or ()).get(TYPE_TRAILER, "")
+    text = error.details() or error.code().name
+    if str(kind).endswith(":refused"):
+        return RefusedCall(text)
+    if kind:
+        return error_of(str(kind), text)
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE if "connect" in text.lower():
+            return NotRunning(f"{target}: {text}")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return Overloaded(f"{target}: {text}")
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+            return NoAnswer(f"{target}: the connection broke ({text})")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return ConfigError(f"{target}: {text}; is it the API of this fleet?")
+        case _:
+            return ConfigError(f"{target}: {text}")
+
+
+def _named(name: str, fields: Any) -> dict[str, str]:
+    return {"name": name, "fields": _json.encode(fields).decode()}

@@ -1,0 +1,159 @@
+"""The API of a fleet over HTTP, from the client's side: docs/http.md has the routes.
+
+httpx, because it is small, all Python (a device has no compiler), and speaks TLS, proxies and streams alike.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import httpx
+import msgspec
+from msgspec import Struct
+
+from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, StigmergyError, TooLarge
+from stigmergy.clients.remote import error_of
+from stigmergy.control import protocol, replies
+from stigmergy.control.protocol import REPLY_BYTES_MAX, UnreadableReply
+
+R = TypeVar("R")
+CONNECTIONS_MAX = 100
+CONNECT_S_MAX = 10.0
+ANSWER_S_MAX = 70.0
+"""The server gives a request up after 60 s."""
+
+
+class ProblemReply(Struct):
+    """The body of an error: RFC 9457."""
+
+    type: str = ""
+    detail: str = ""
+    status: int = 0
+
+
+class AcceptedReply(Struct):
+    """What we need of the answer to a command that was accepted."""
+
+    position: int
+
+
+def read_problem(body: bytes, status: int) -> StigmergyError | str:
+    """What to raise for an answer that is an error, or the reason of an agent that refuses."""
+    try:
+        problem = msgspec.json.decode(body, type=ProblemReply)
+    except msgspec.MsgspecError:
+        problem = ProblemReply()
+    kind = problem.type.rpartition(":")[2]
+    if kind == "refused":
+        return problem.detail
+    if not problem.type:
+        text = f"the server answers with status {status} and no reason; is it the API of a fleet?"
+        return NotRunning(text) if status in (502, 503) else NoAnswer(text) if status == 504 else ConfigError(text)
+    return error_of(kind, problem.detail)
+
+
+class HttpTransport:
+    """A few connections to one server, used again and again."""
+
+    def __init__(self, url: str, token: str | None, ca: str | Path | None) -> None:
+        parts = urlsplit(url)
+        if not parts.hostname or parts.query or parts.fragment or parts.username:
+            raise ConfigError(f"connect({url!r}): give a URL like 'https://fleet.example:8443', and token= beside it")
+        self._shown = f"{parts.scheme}://{parts.netloc}"
+        self._base = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+        verify: ssl.SSLContext | bool = trusted_context(ca) if parts.scheme == "https" else False
+        self._http = httpx.AsyncClient(
+            headers={} if token is None else {"authorization": f"Bearer {token}"},
+            verify=verify,
+            timeout=httpx.Timeout(ANSWER_S_MAX, connect=CONNECT_S_MAX),
+            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX),
+        )
+
+    async def open(self) -> None:
+        self._read(await self._do("GET", "/healthz"), dict[str, Any])
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def ask(self, request: protocol.Request[R]) -> R:
+        found: Any
+        match request:
+            case protocol.SendRequest():
+                found = await self._send(request)
+            case protocol.ObserveRequest():
+                body = {"agent": request.agent, "event": request.event, "fields": request.fields}
+                self._read(await self._do("POST", "/v1/observations", body), dict[str, Any])
+                found = replies.ObserveReply()
+            case protocol.StateRequest():
+                query = {} if request.at is None else {"at": request.at}
+                path = f"/v1/agents/{quote(request.agent, safe='/')}"
+                found = self._read(await self._do("GET", path, query=query), replies.StateReply)
+            case protocol.AgentsRequest():
+                asked = {"kind": request.kind, "where": request.where, "limit": request.limit, "cursor": request.after}
+                given = {name: value for name, value in asked.items() if value}
+                found = self._read(await self._do("GET", "/v1/agents", query=given), replies.AgentsReply)
+            case _:
+                raise ConfigError(f"the HTTP API has no {type(request).__name__}")
+        return found  # type: ignore[no-any-return]
+
+    async def _send(self, request: protocol.SendRequest) -> replies.SendReply:
+        path = f"/v1/agents/{quote(request.agent, safe='/')}/{quote(request.command, safe='')}"
+        answer = await self._do("POST", path, request.fields, command_id=request.command_id)
+        if answer.status_code == 409 and isinstance(reason := read_problem(answer.content, 409), str):
+            return replies.SendReply(accepted=False, position=None, reason=reason)
+        position = self._read(answer, AcceptedReply).position
+        return replies.SendReply(accepted=True, position=position, reason=None)
+
+    async def _do(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, Any] | None = None,
+        command_id: str | None = None,
+    ) -> httpx.Response:
+        headers = {} if command_id is None else {"idempotency-key": command_id}
+        content = None
+        if body is not None:
+            content = msgspec.json.encode(body)
+            headers["content-type"] = "application/json"
+        try:
+            return await self._http.request(
+                method, self._base + path, content=content, params=query or None, headers=headers
+            )
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise NotRunning(f"{self._shown}: {explained(error)}") from None
+        except httpx.HTTPError as error:
+            raise NoAnswer(f"{self._shown}: the connection broke ({explained(error)})") from None
+        except RuntimeError:
+            raise NotRunning("the client was closed") from None
+
+    def _read(self, answer: httpx.Response, kind: type[R]) -> R:
+        if answer.status_code != 200:
+            found = read_problem(answer.content, answer.status_code)
+            raise found if isinstance(found, StigmergyError) else ConfigError(found)
+        if len(answer.content) > REPLY_BYTES_MAX:
+            raise TooLarge(f"{self._shown}: an answer of more than {REPLY_BYTES_MAX} bytes")
+        try:
+            return msgspec.json.decode(answer.content, type=kind)
+        except msgspec.MsgspecError as error:
+            text = f"{self._shown}: the answer does not decode ({error}); is it the API of a fleet?"
+            raise UnreadableReply(text) from None
+
+
+def trusted_context(ca: str | Path | None) -> ssl.SSLContext:
+    """Trusts the system's certificates, or those in a file. Raises ConfigError."""
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"ca={str(ca)!a}: the certificates cannot be read: {error}") from None
+
+
+def explained(error: Exception) -> str:
+    """What the library says, for people."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,274 @@
+"""The client of a fleet's API, over HTTP or gRPC: both carry requests of the control protocol, and answer alike.
+
+A transport sends one request and reads its answer. Here is what is the same for both: what is asked again and for how
+long, what is raised in the end, and that a watch goes on where the connection broke.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, Self, TypeVar, overload
+
+import msgspec
+
+from stigmergy.agents.agent import Agent
+from stigmergy.agents.messages import Command, Event, Message, spec_of
+from stigmergy.base import errors
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.base.errors import ConfigError, Malformed, NoAnswer, NotRunning, Overloaded, StigmergyError
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.bus.presence import Member
+from stigmergy.clients.client import (
+    ANY_TOPIC,
+    REFUSED,
+    AgentT,
+    Client,
+    Watching,
+    check_kind,
+    checked_within,
+    kind_name,
+    typed_state,
+    verdict_of,
+)
+from stigmergy.control import protocol
+from stigmergy.node.intake import check_address, written
+from stigmergy.shard.homes import is_address
+from stigmergy.shard.inputs import Refused, Verdict
+
+R = TypeVar("R")
+AGAIN_S = 0.1
+AGAIN_S_MAX = 2.0
+"""An unanswered request is sent again after so long; the wait doubles up to the larger."""
+WAITING_MAX = 1_000
+"""Requests of one client that wait for their answers at once."""
+PAGE_COUNT = 1_000
+"""So many agents are asked for at a time."""
+
+
+KINDS: dict[str, type[StigmergyError]] = {
+    "wrong-fields": errors.Malformed,
+    "unknown-message": errors.UnknownTag,
+    "unknown-agent": errors.UnknownKind,
+    "runs-elsewhere": errors.NotAssigned,
+    "too-large": errors.TooLarge,
+    "overloaded": errors.Overloaded,
+    "too-often": errors.Overloaded,
+    "too-many-connections": errors.Overloaded,
+    "not-running": NotRunning,
+    "journal-full": errors.JournalFull,
+    "in-doubt": NoAnswer,
+    "no-token": errors.TrustError,
+    "forbidden": errors.TrustError,
+    "bug": errors.Bug,
+}
+"""What is raised for a problem of the server, by its type; ConfigError for all others."""
+
+
+def error_of(kind: str, text: str) -> StigmergyError:
+    """What to raise for a problem: `kind` is its type, with or without what comes before the last colon."""
+    return KINDS.get(kind.rpartition(":")[2], ConfigError)(text)
+
+
+class Transport(Protocol):
+    """Carries requests to a server, and answers back. It keeps nothing and repeats nothing."""
+
+    async def open(self) -> None:
+        """Connects. Raises NotRunning if nobody answers, and what the server refuses with."""
+        ...
+
+    async def ask(self, request: protocol.Request[R]) -> R:
+        """The one answer to a request. Raises what the server refuses with: Overloaded and NotRunning where nobody took
+        it, NoAnswer where somebody may have."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        ...
+
+
+class RemoteClient(Client):
+    """A client over a transport."""
+
+    def __init__(self, transport: Transport, url: str, within_s: float) -> None:
+        """`url` is for people."""
+        self._transport = transport
+        self._url = url
+        self._within_s = checked_within(within_s)
+        self._clock, self._entropy = SystemClock(), SystemEntropy()
+        self._calls: dict[asyncio.Future[Any], None] = {}
+        self._is_open = self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        if self._is_open or self._is_closed:
+            raise ConfigError("a client is opened once; make another one with connect(…)")
+        try:
+            await self._until_answered(self._transport.open, self._within_s, is_repeatable=True)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, NoAnswer):
+                raise NotRunning(f"{self._url}: {error}") from None
+            raise
+        self._is_open = True
+        return self
+
+    async def close(self) -> None:
+        self._is_open, self._is_closed = False, True
+        for call in list(self._calls):
+            call.cancel()
+        await self._transport.close()
+
+    # ------------------------------------------------------------------ calls
+
+    async def send(
+        self,
+        address: str,
+        command: Command | str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        command_id: str | None = None,
+        within_s: float | None = None,
+    ) -> Verdict:
+        _check_address(address)
+        named, given = _fields_of(command, fields, Command)
+        command_id = command_id or new_command_id(self._clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
+        request = protocol.SendRequest(agent=address, command=named, fields=given, command_id=command_id)
+        doubt = f"whether it is done is not known: send it again with command_id={command_id!r}"
+        try:
+            reply = await self._ask(request, within_s, address, doubt, command_id)
+        except protocol.UnreadableReply:
+            raise
+        except REFUSED as error:
+            return Refused(str(error))
+        return verdict_of(reply.accepted, reply.position, reply.reason)
+
+    async def observe(
+        self,
+        address: str,
+        event: Event | str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        within_s: float | None = None,
+    ) -> None:
+        _check_address(address)
+        named, given = _fields_of(event, fields, Event)
+        request = protocol.ObserveRequest(agent=address, event=named, fields=given)
+        await self._ask(request, within_s, address, "whether it was taken is not known")
+
+    @overload
+    async def query(self, address: str, *, at: int | str | None = None, within_s: float | None = None) -> Any: ...
+
+    @overload
+    async def query(
+        self, address: str, kind: type[AgentT], *, at: int | str | None = None, within_s: float | None = None
+    ) -> AgentT: ...
+
+    async def query(
+        self,
+        address: str,
+        kind: type[Agent] | None = None,
+        *,
+        at: int | str | None = None,
+        within_s: float | None = None,
+    ) -> Any:
+        _check_address(address)
+        check_kind(address, kind)
+        request = protocol.StateRequest(agent=address, at=None if at is None else str(at))
+        state = (await self._ask(request, within_s, address, "ask again")).state
+        return state if kind is None else typed_state(address, state, kind)
+
+    async def agents(
+        self, kind: str | type[Agent] | None = None, *, where: Sequence[str] = (), within_s: float | None = None
+    ) -> list[str]:
+        found: list[str] = []
+        after = ""
+        while True:
+            request = protocol.AgentsRequest(kind=kind_name(kind), where=list(where), limit=PAGE_COUNT, after=after)
+            page = await self._ask(request, within_s, "agents()", "ask again")
+            if page.missing:
+                raise NoAnswer(f"agents(): {page.missing[0].why}; without these the list is not whole: ask again")
+            found += [one.agent for one in page.agents]
+            if page.next is None:
+                return found
+            after = page.next
+
+    def watch(
+        self,
+        topic: str = ANY_TOPIC,
+        *,
+        kind: type[Event] | type[Agent] | None = None,
+        agent: str | None = None,
+        after: str | None = None,
+    ) -> Watching:
+        raise ConfigError("watch() is not there yet over this connection; watch a bus instead: mqtt://… or nats://…")
+
+    def members(self) -> list[Member]:
+        return []
+
+    # ------------------------------------------------------------------ asking
+
+    async def _ask(
+        self, request: protocol.Request[R], within_s: float | None, about: str, doubt: str, command_id: str = ""
+    ) -> R:
+        """Asks until there is an answer that says more than to ask later."""
+        within_s = self._within_s if within_s is None else checked_within(within_s)
+        if not self._is_open:
+            raise NotRunning("the client is not open; use it inside async with")
+        if len(self._calls) >= WAITING_MAX:
+            raise Overloaded(f"{WAITING_MAX} requests of this client wait for answers already; wait for some of them")
+        is_repeatable = not isinstance(request, protocol.ObserveRequest)
+        # A task of our own, so that closing the client ends the call and not the task of the caller.
+        call = asyncio.ensure_future(
+            self._until_answered(lambda: self._transport.ask(request), within_s, is_repeatable=is_repeatable)
+        )
+        self._calls[call] = None
+        try:
+            return await call
+        except NoAnswer as error:
+            raise NoAnswer(f"{about}: {error}; {doubt}", command_id=command_id) from None
+        except asyncio.CancelledError:
+            if self._is_closed and call.cancelled():
+                raise NotRunning("the client was closed") from None
+            raise
+        finally:
+            del self._calls[call]
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[R]], within_s: float, *, is_repeatable: bool) -> R:
+        """Repeats a call while the server takes nothing, and, where that is harmless, where it may have."""
+        again_s, last = AGAIN_S, ""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    try:
+                        return await ask()
+                    except (Overloaded, NotRunning) as error:
+                        last = str(error)
+                    except NoAnswer as error:
+                        last = str(error)
+                        if not is_repeatable:
+                            raise
+                    await asyncio.sleep(again_s)
+                    again_s = min(AGAIN_S_MAX, 2 * again_s)
+        except TimeoutError:
+            why = f"; the last that was said: {last}" if last else ""
+            raise NoAnswer(f"no answer within {within_s:g} s{why}") from None
+
+
+def _check_address(address: str) -> None:
+    check_address(address)
+    if not is_address(address):
+        raise Malformed(f"{address[:200]!r} is no address; write the kind and the name of an agent, like Cart/c01")
+
+
+def _fields_of(
+    message: Message | str, fields: Mapping[str, Any] | None, wanted: type[Command] | type[Event]
+) -> tuple[str, dict[str, Any]]:
+    """The name or tag of a message, and its fields as JSON has them."""
+    if isinstance(message, str):
+        return message, msgspec.to_builtins(dict(fields or {}), str_keys=True)
+    if fields is not None:
+        raise Malformed("fields=… are for a message that is named by a text; a message has its own")
+    written(message, wanted)  # refuses what is none, and what would not be read back
+    found = msgspec.to_builtins(message, str_keys=True)
+    del found["type"]
+    return spec_of(type(message)).tag, found

@@ -1,0 +1,179 @@
+"""The client over HTTP and gRPC: the same calls, answers and errors; real servers, tokens, TLS, a killed node."""
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import trustme
+
+import stigmergy as st
+from stigmergy.base.errors import ConfigError, Malformed, TrustError, UnknownKind, UnknownTag
+from stigmergy.serve.tokens import Tokens
+from tests.clients.rig import SCHEMES, WAIT_S_MAX, Board, Cart, Drive, Seen, client, warehouse_served
+from tests.serve.rig import ServedProcess, cli, make_folder
+
+both = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+@both
+async def test_commands_observations_and_states(tmp_path: Path, scheme: str) -> None:
+    async with warehouse_served(tmp_path) as urls, client(urls, scheme) as far:
+        first = await far.send("Cart/c01", Drive(to="dock-1", by=b"\x00\xff"), command_id="id-1")
+        assert isinstance(first, st.Accepted)
+        assert await far.send("Cart/c01", Drive(to="dock-1", by=b"\x00\xff"), command_id="id-1") == first
+        assert await far.send("Cart/c01", "Drive", {"to": "moon"}) == st.Refused("no track leads there")
+        await far.observe("Cart/c01", Seen(by="gate"))
+        assert await far.query("Cart/c01", Cart) == Cart(id="c01", at="dock-1", drives=1, seen=("gate",))
+        assert (await far.query("Cart/c01", Cart, at=first.position)).seen == ()
+        assert await far.query("Cart/c02") == {"id": "c02", "at": "", "drives": 0, "seen": []}
+        assert await far.query("Board/b") == {"id": "b", "tasks": []}
+        with pytest.raises(Malformed, match="ask without the class"):
+            await far.query("Board/b", Board)
+        await far.send("Cart/c00", Drive(to="dock-2"))
+        assert await far.agents() == ["Cart/c00", "Cart/c01"]
+        assert await far.agents(Cart, where=["at=dock-1"]) == ["Cart/c01"]
+        assert await far.agents("Board") == []
+        assert far.members() == []
+
+
+@both
+async def test_errors_are_those_of_every_client(tmp_path: Path, scheme: str) -> None:
+    async with warehouse_served(tmp_path) as urls, client(urls, scheme) as far:
+        for name, fields, said in (("Fly", {}, "Fly"), ("Drive", {"to": 7}, "to"), ("Drive", {}, "to")):
+            refused = await far.send("Cart/c01", name, fields)
+            assert isinstance(refused, st.Refused)
+            assert said in refused.reason
+        with pytest.raises(UnknownTag, match="Nope"):
+            await far.observe("Cart/c01", "Nope", {})
+        with pytest.raises(Malformed, match="by"):
+            await far.observe("Cart/c01", "Seen", {"by": 7})
+        with pytest.raises(UnknownKind, match="Ship"):
+            await far.query("Ship/s")
+        with pytest.raises(Malformed):
+            await far.query("Cart")
+        with pytest.raises(Malformed, match="is no Board"):
+            await far.query("Cart/c01", Board)
+        with pytest.raises(ConfigError):
+            await far.query("Cart/c01", at="yesterday")
+        with pytest.raises(ConfigError, match="within_s"):
+            await far.send("Cart/c01", Drive(to="x"), within_s=0)
+        with pytest.raises(Malformed, match="fields="):
+            await far.send("Cart/c01", Drive(to="x"), {"to": "y"})
+    with pytest.raises(st.NotRunning, match="not open"):
+        await far.send("Cart/c01", Drive(to="x"))
+    with pytest.raises(ConfigError, match="opened once"):
+        await far.__aenter__()
+
+
+@both
+async def test_who_may_what_is_said_by_tokens(tmp_path: Path, scheme: str) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    reader = tokens.create("reader", ("read",), 3600, 1e9)
+    reader = tokens.create("tower", ("read", "command:Cart"), 10**9, 1.7e9) and reader
+    tower = tokens.create("tower-2", ("read", "command:Cart"), 10**9, 1.7e9)
+    async with warehouse_served(tmp_path) as urls:
+        async with client(urls, scheme, token=tower) as far:
+            assert await far.send("Cart/c01", Drive(to="dock-1"))
+            with pytest.raises(TrustError, match="tower-2 has no scope 'observe'"):
+                await far.observe("Cart/c01", Seen(by="gate"))
+            tokens.revoke("tower-2", 1.8e9)
+            with pytest.raises(TrustError, match="give a valid token"):
+                await far.query("Cart/c01")
+        for token in (None, "stg_nobody_x", reader):
+            with pytest.raises(TrustError, match="give a valid token"):
+                async with client(urls, scheme, token=token) as far:
+                    await far.query("Cart/c01")
+
+
+@both
+async def test_the_certificate_is_checked(tmp_path: Path, scheme: str) -> None:
+    authority, ca = trustme.CA(), tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca)
+    async with warehouse_served(tmp_path, authority=authority) as urls:
+        assert urls[scheme].startswith(f"{scheme}s://")
+        async with client(urls, scheme, ca=ca) as far:
+            assert await far.send("Cart/c01", Drive(to="dock-1"))
+        with pytest.raises(st.NotRunning, match=r"(?i)certificate|ssl|handshake|connect"):
+            async with client(urls, scheme, within_s=3.0):
+                pass
+    with pytest.raises(ConfigError, match="cannot be read"):
+        client(urls, scheme, ca=tmp_path / "none.pem")
+
+
+@both
+async def test_nobody_there_is_said_in_time(scheme: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"{scheme}://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(st.NotRunning, match=r"no answer within 0\.5 s"):
+            async with st.connect(url, fleet="warehouse", within_s=0.5):
+                pass
+
+
+async def test_wrong_calls_are_refused_at_once() -> None:
+    for url, options, said in (
+        ("https://", {}, "give a URL like"),
+        ("https://me:secret@fleet.example", {}, "token= beside it"),
+        ("grpc://fleet.example", {"fleet": "warehouse"}, "give a URL like"),
+        ("grpcs://fleet.example:9090", {}, "which fleet"),
+        ("mqtt://gateway:1883", {}, "which fleet"),
+        ("mqtt://gateway:1883", {"fleet": "warehouse", "token": "x"}, "leave token= and ca= out"),
+        ("https://fleet.example", {"within_s": -1}, "within_s"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            st.connect(url, **options)
+
+
+@both
+async def test_another_program_at_the_port_is_told_apart(scheme: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 404 Nope\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        with pytest.raises((ConfigError, st.NotRunning)):
+            async with st.connect(url, fleet="warehouse", within_s=2.0):
+                pass
+
+
+@both
+async def test_closing_ends_calls_and_not_their_task(tmp_path: Path, scheme: str) -> None:
+    async with warehouse_served(tmp_path) as urls:
+        far = await client(urls, scheme).__aenter__()
+    call = asyncio.ensure_future(far.query("Cart/c01"))  # nobody answers any more: it is tried again and again
+    await asyncio.sleep(0.05)
+    await far.close()
+    with pytest.raises(st.NotRunning, match="closed"):
+        await call
+
+
+@both
+async def test_a_command_is_done_once_although_its_node_is_killed(tmp_path: Path, scheme: str) -> None:
+    make_folder(tmp_path)
+    assert cli(tmp_path, "proto", "drone:fleet").returncode == 0
+    node = ServedProcess(tmp_path, "run", "drone:fleet", "--serve", "127.0.0.1:0", "--grpc", "127.0.0.1:0")
+    urls = {"http": node.url, "grpc": node.said[-1]["grpc"]}
+    places = [urls["http"].removeprefix("http://"), urls["grpc"].removeprefix("grpc://")]
+    async with st.connect(urls[scheme], fleet="delivery", within_s=WAIT_S_MAX) as far:
+        first = await far.send("Drone/D-1", "StartMission", {"mission": "M0"})
+        assert isinstance(first, st.Accepted)
+        missions = [f"M{number}" for number in range(1, 40)]
+        calls = [
+            asyncio.ensure_future(far.send("Drone/D-1", "StartMission", {"mission": one}, command_id=one))
+            for one in missions
+        ]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert await asyncio.to_thread(node.end, signal.SIGKILL) != 0
+        node = await asyncio.to_thread(
+            lambda: ServedProcess(tmp_path, "run", "drone:fleet", "--serve", places[0], "--grpc", places[1])
+        )
+        assert all(isinstance(answer, st.Accepted) for answer in await asyncio.gather(*calls))
+    log = node.get("/v1/agents/Drone/D-1/events?type=MissionStarted&limit=1000").json["entries"]
+    done = sorted(entry["fields"]["mission"] for entry in log if entry["kind"] == "event")
+    assert done == sorted(["M0", *missions])
+    assert await asyncio.to_thread(node.end) == 0
