@@ -84,30 +84,30 @@ class RunningLog:
 
 
 class StoppedLog:
-    """A journal that nobody runs. It is locked only while it is read, and read again only when its files change."""
+    """A journal that nobody runs. It is locked until its end is read, and read again only when its files change."""
 
     def __init__(self, url: str, fleet: Fleet, socket: Path | None) -> None:
         self._url = url
         self._fleet = fleet
         self._socket = socket
+        self._journal: Journal | None = None
+        self._directories: Directories | None = None
         self._read_at: list[tuple[str, int, int]] | None = None
         """The state of its files when the end was reached."""
 
     async def first_positions(self) -> Mapping[int, int]:
         """As its log says."""
-        journal = self._open()
-        try:
-            return {shard: journal.first_position(shard) for shard in journal.identity.owned}
-        finally:
-            await journal.close()
+        journal, _ = self._opened()
+        return {shard: journal.first_position(shard) for shard in journal.identity.owned}
 
     async def read(self, after: Mapping[int, int], within_s: float) -> Sequence[LogCommit]:
         """The next commits. Raises NotRunning when a node has started meanwhile: open the log again."""
         files = self._files()
         if files != self._read_at:
-            if found := await self._read(after):
+            if found := self._read(after):
                 return found
-            self._read_at = files
+            await self.close()
+            self._read_at = self._files()
         if within_s:
             await asyncio.sleep(min(within_s, POLL_S))
             if self._socket is not None and answers_at(self._socket):
@@ -115,26 +115,28 @@ class StoppedLog:
         return []
 
     async def close(self) -> None:
-        """Nothing is open between two reads."""
-
-    async def _read(self, after: Mapping[int, int]) -> list[LogCommit]:
-        journal = self._open()
-        try:
-            directories = Directories(journal)
-            found: list[LogCommit] = []
-            for shard in journal.identity.owned:
-                first = journal.first_position(shard)
-                if after[shard] + 1 < first:
-                    raise cut_at(shard, after[shard], first)
-                for stored in islice(journal.read(shard, after=after[shard]), BATCH_COMMITS - len(found)):
-                    commit = open_commit(stored.sealed.body)
-                    found += log_commits([FeedCommit(commit, directories.of(commit))])
-            return found
-        finally:
+        """Lets a node have the journal."""
+        journal, self._journal = self._journal, None
+        if journal is not None:
             await journal.close()
 
-    def _open(self) -> Journal:
-        return _checked(inspect_all(self._url), self._fleet, self._url)
+    def _read(self, after: Mapping[int, int]) -> list[LogCommit]:
+        journal, directories = self._opened()
+        found: list[LogCommit] = []
+        for shard in journal.identity.owned:
+            first = journal.first_position(shard)
+            if after[shard] + 1 < first:
+                raise cut_at(shard, after[shard], first)
+            for stored in islice(journal.read(shard, after=after[shard]), BATCH_COMMITS - len(found)):
+                commit = open_commit(stored.sealed.body)
+                found += log_commits([FeedCommit(commit, directories.of(commit))])
+        return found
+
+    def _opened(self) -> tuple[Journal, Directories]:
+        if self._journal is None or self._directories is None:
+            self._journal = _checked(inspect_all(self._url), self._fleet, self._url)
+            self._directories = Directories(self._journal)
+        return self._journal, self._directories
 
     def _files(self) -> list[tuple[str, int, int]]:
         path = journal_path(self._url)
