@@ -1,9 +1,14 @@
 """Which table an event goes into, and which row it is there."""
 
+import datetime
+from typing import Annotated, Literal
+
 import pytest
+from msgspec import UNSET, Meta, UnsetType, field
 
 from stigmergy import Agent, Event, Fleet, evolve
 from stigmergy.agents.codec import encode
+from stigmergy.agents.supervision import InputFailed
 from stigmergy.base.errors import ConfigError
 from stigmergy.capture.tables import OTHERS, EventTables, snake_case, table_of
 from stigmergy.shard.commit_reader import KeptEvent
@@ -135,6 +140,79 @@ def test_a_new_version_is_another_table() -> None:
         grams: int
 
     assert table_of(Weighed).name == "weighed_v2"
+
+
+def test_types_that_are_less_common() -> None:
+    class Odd(Event):
+        local: Annotated[datetime.datetime, Meta(tz=False)]
+        small: Annotated[int, Meta(ge=0, description="a count")]
+        mixed: Literal[1, "one"]
+        maybe: int | UnsetType = UNSET
+        many: tuple[int, ...] = field(default_factory=tuple)
+
+    table = table_of(Odd)
+    assert [column.type for column in table.columns] == [
+        "timestamp without time zone",
+        "bigint",
+        "jsonb",
+        "bigint",
+        "jsonb",
+    ]
+    assert [column.before for column in table.columns] == [None, None, None, None, "[]"]
+    row = table.row((), Odd(local=datetime.datetime(2026, 1, 1), small=1, mixed="one"))  # noqa: DTZ001
+    assert row[1:] == (1, '"one"', None, "[]")
+
+
+def test_a_default_that_no_column_holds_is_refused() -> None:
+    class Wide(Event):
+        number: int = 2**63
+
+    with pytest.raises(ConfigError, match=r"Wide.number: no column can hold it: number: 9223372036854775808 has more"):
+        table_of(Wide)
+
+
+def test_a_name_that_is_too_long_is_refused() -> None:
+    class Long(Event, name="L" + "o" * 63):
+        number: int
+
+    with pytest.raises(ConfigError, match="has over 63 bytes; give a shorter one"):
+        table_of(Long)
+
+
+def test_json_with_a_character_that_postgres_refuses() -> None:
+    class Noted(Event):
+        notes: tuple[str, ...]
+
+    class Notes(Agent):
+        last: int = 0
+
+        @evolve
+        def noted(self, event: Noted) -> None:
+            self.last = 1
+
+    tables = EventTables(Fleet("notes", agents=[Notes]).plans)
+    table, row = tables.row_of(0, 1, kept(Noted(notes=("a\0",)), "Notes/n"))
+    assert table is OTHERS
+    assert row[6:8] == ("notes: JSON in PostgreSQL cannot hold the character U+0000", None)
+
+
+def test_an_event_of_the_runtime_and_one_that_does_not_decode() -> None:
+    tables = EventTables(declare().plans)
+    failed = InputFailed(letter="0.1.0", to="Meter/m1", source="s", error="e", input=b"")
+    assert tables.row_of(0, 1, kept(failed))[1][6] == "an event of the runtime itself"
+    broken = KeptEvent(0, "Meter/m1", "Measured@1", encode({"type": "Measured@1", "number": "x"}), 0, "")
+    assert tables.row_of(0, 1, broken)[1][6].startswith("does not decode: ")
+
+
+def test_an_event_of_another_module_is_found_when_it_comes() -> None:
+    tables = EventTables(declare().plans)
+    table, row = tables.row_of(0, 1, kept(Strange(number=4), "Gone/g"))
+    assert (table.name, row[5:]) == ("strange_thing_in_test_tables", (4,))
+    assert tables.row_of(0, 2, kept(Strange(number=5), "Gone/g"))[0] is table
+
+
+class Strange(Event, name="StrangeThing_in_test_tables"):
+    number: int
 
 
 def test_what_was_not_set_is_null() -> None:
