@@ -225,7 +225,7 @@ def test_a_refusal_names_the_node_that_runs_it_and_the_bus_brings_it_there() -> 
         outsider = await Outsider(two.broker).start()
         a, b = await two.start()
         with pytest.raises(NotAssigned, match="node 'b' runs it: send it there"):
-            await a.send("Cart/c12", Drive(to="x"))
+            await a.observe("Cart/c12", Seen(by="x"))
         for name in ("c01", "c12"):
             await outsider.send(f"yard/local/agents/Cart/{name}/commands", cloud("Drive", {"to": "dock"}))
             await outsider.send(f"yard/local/agents/Cart/{name}/inputs", cloud("Seen", {"by": "gate"}))

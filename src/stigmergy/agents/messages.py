@@ -198,6 +198,10 @@ class MessageSpec(Struct, frozen=True):
     version: int
     keep: Keep
     category: Category | None = None
+    expires_s: float = 0.0
+    """For commands: so long after it was sent it may be decided, where it has to travel; 0: see `commands.keep_s`."""
+    supersedes: bool = False
+    """For commands: a newer one from the same place cancels those to the same agent that are still on the way."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -214,6 +218,8 @@ class MessageMeta(StructMeta):
         version: int = 1,
         keep: Keep | None = None,
         category: Category | None = None,
+        expires_s: float | None = None,
+        supersedes: bool = False,
         **config: Any,
     ) -> Any:
         stable_name = name or class_name
@@ -224,16 +230,36 @@ class MessageMeta(StructMeta):
             raise DefinitionError(f"{class_name}: category={category!r}; give one of {', '.join(get_args(Category))}")
         if keep is not None and not _is_keep(keep):
             raise DefinitionError(f"{class_name}: keep={keep!r}; give durable, within(seconds=…), latest or transient")
+        if expires_s is not None or supersedes:
+            _check_travel(class_name, bases, expires_s, supersedes)
         tag = f"{stable_name}@{version}"
         check_defaults(class_name, namespace)
         _check_binding(class_name, bases, namespace)
         # What holds only immutable values is in no cycle, so the garbage collector need not know of it.
         cls: Any = super().__new__(mcls, class_name, bases, namespace, tag=tag, frozen=True, gc=False, **config)
-        cls.__message__ = MessageSpec(tag, stable_name, version, keep or durable, category)
+        cls.__message__ = MessageSpec(
+            tag, stable_name, version, keep or durable, category, float(expires_s or 0), supersedes
+        )
         if category is not None:
             _categories[tag] = category
         check_immutable_fields(cls)
         return cls
+
+
+EXPIRES_S_MAX = 24 * 3600
+"""Ids of commands are remembered for so long: a later repetition could not be told from a new command."""
+
+
+def _check_travel(class_name: str, bases: tuple[type, ...], expires_s: object, supersedes: object) -> None:
+    """The options for the way of a command to an agent on another node."""
+    if not any(issubclass(base, Command) for base in bases):
+        raise DefinitionError(f"{class_name}: expires_s and supersedes are for commands; {class_name} is none")
+    if expires_s is not None and not (isinstance(expires_s, int | float) and 0 < expires_s <= EXPIRES_S_MAX):
+        raise DefinitionError(
+            f"{class_name}: expires_s={expires_s!r}; give more than 0 and at most {EXPIRES_S_MAX} seconds"
+        )
+    if not isinstance(supersedes, bool):
+        raise DefinitionError(f"{class_name}: supersedes={supersedes!r}; give True or False")
 
 
 BINDING = "valid_while"
@@ -301,7 +327,11 @@ class Message(Struct, metaclass=MessageMeta, tag_field="type"):
 
 
 class Command(Message):
-    """An input in the imperative (`StartMission`). An agent may refuse it, with a reason."""
+    """An input in the imperative (`StartMission`). An agent may refuse it, with a reason.
+
+    `class SetRoute(Command, expires_s=60, supersedes=True)`: on the way to an agent on another node it is refused if
+    it was not decided within 60 s, and cancelled by a newer SetRoute from the same place.
+    """
 
 
 class Event(Message):

@@ -24,6 +24,7 @@ from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import NO_CAUSE, Answer, Commit, Owed, open_commit
 from stigmergy.shard.commit_reader import KeptEvent, Reading, Records, effects_of, runs_of
 from stigmergy.shard.directory import Directory
+from stigmergy.shard.forwarding import FORWARD, read_forwarded
 from stigmergy.shard.outbox import read_told
 from stigmergy.shard.timers import read_timer
 
@@ -316,6 +317,9 @@ def owing(owed: Owed) -> Owing:
         except UNDECODABLE:
             return Owing(owed.sink, owed.sequence, "", readable_fields(owed.body))
         return Owing(owed.sink, owed.sequence, tag_of(told.message), readable_fields(told.message), told.to)
+    if owed.sink == FORWARD:
+        command = read_forwarded(owed).command
+        return Owing(owed.sink, owed.sequence, tag_of(command), readable_fields(command), owed.agent)
     if owed.sink == TIMERS:
         return Owing(owed.sink, owed.sequence, "timer", _timer_fields(owed.body))
     return Owing(owed.sink, owed.sequence, tag_of(owed.body), readable_fields(owed.body))

@@ -38,6 +38,7 @@ from stigmergy.shard.commit import NO_CAUSE, Answer, Commit, EventRun, Owed
 from stigmergy.shard.commit_reader import Records
 from stigmergy.shard.dispatch import REACTIONS_BYTES_MAX, decided_events, decode
 from stigmergy.shard.draft import collect, compared, is_tell_back, pack_effects
+from stigmergy.shard.forwarding import LATE
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.state import ShardState, evolve_event, fold_fact
 from stigmergy.shard.timers import WINDOW_PREFIX, read_timer
@@ -269,7 +270,9 @@ class Redecision:
     def _incomparable(self, answer: Answer, index: int) -> str:
         """Why this answer cannot be compared; empty if it can."""
         if not answer.command:
-            return "commands that were too large to be kept"
+            return "commands that were too large to be kept, or decided on another node"
+        if answer.refused is not None and answer.refused.startswith(LATE):
+            return "commands that came too late to be decided"
         if self._is_compiled(answer.agent) and self._records_of(answer) is None:
             return "commands to compiled agents in a commit with other events of theirs"
         if not self._is_compiled(answer.agent) and self._may_have_changed(answer.agent):

@@ -69,6 +69,8 @@ class Member(Struct, frozen=True):
     """Whether it runs every agent of its kinds; None if it does not say, or is of an older version."""
     epoch: int = 0
     """Of its shards' owner: each start of a node has a higher one. 0 if it does not say."""
+    routes: bool = False
+    """Whether it sends on what is for agents that no node here runs: it is between this level and others."""
 
     @property
     def assignment(self) -> Assignment | None:
@@ -158,6 +160,14 @@ class Presence:
         """All members by name, ourselves included."""
         found = {self._me.node: self._me} | {node: member for node, (member, _, _) in self._members.items()}
         return [found[node] for node in sorted(found)]
+
+    def others(self) -> list[Member]:
+        """The other members that are there, by name."""
+        return [member for member in self.members() if member.node != self._me.node]
+
+    def away(self) -> list[Member]:
+        """Members that have left and said which agents are theirs: what is for those waits for them."""
+        return [self._absent[node] for node in sorted(self._absent)]
 
     def locate(self, address: str) -> str:
         """Which other node announces that it runs this agent; see `Assignment.locate`."""

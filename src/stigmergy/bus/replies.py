@@ -18,6 +18,7 @@ from stigmergy.bus.topics import Channel, Topics
 from stigmergy.shard.inputs import Refused, Verdict
 
 ANSWER = "stigmergy.Answer@1"
+TAKEN = "stigmergy.CommandTaken@1"
 QUERY = "stigmergy.Query@1"
 STATE = "stigmergy.State@1"
 REFUSAL = "stigmergy.MessageRefused@1"
@@ -69,6 +70,20 @@ class Responder:
         topic = self._topics.of_agent(address, Channel.ANSWERS)
         await self._bus.publish(BusMessage(topic, write_structured(event), content_type=STRUCTURED))
         self.counters.answers += 1
+
+    async def taken(self, address: str, command_id: str) -> None:
+        """Publishes that a command for an agent elsewhere is in this node's log, and has no answer yet."""
+        event = CloudEvent(
+            id=command_id,
+            source=self._topics.source_of_node(self._node),
+            type=TAKEN,
+            subject=address,
+            datacontenttype=JSON,
+            data={"command": command_id, "node": self._node},
+            extensions={"category": "control"},
+        )
+        topic = self._topics.of_agent(address, Channel.ANSWERS)
+        await self._bus.publish(BusMessage(topic, write_structured(event), content_type=STRUCTURED))
 
     async def state(self, address: str, query_id: str, data: dict[str, Any], error: StigmergyError | None) -> None:
         """Publishes an agent's state in reply to a query, or the error."""

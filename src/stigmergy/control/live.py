@@ -9,6 +9,7 @@ Queries are local: they see the state that is on disk, never one that a power lo
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from stigmergy.agents.messages import Blob, Command, Event
 from stigmergy.audit.copier import CopyStanding
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.base.errors import ConfigError, StigmergyError, TrustError, UnknownKind
+from stigmergy.base.errors import ConfigError, NoAnswer, StigmergyError, TrustError, UnknownKind
 from stigmergy.bus.presence import Member
 from stigmergy.journal.signers import check_enrolment, check_revocation
 from stigmergy.network.bus_link import BusLink, LinkStatus
@@ -50,6 +51,8 @@ from stigmergy.shard.shard import Shard
 from stigmergy.store.blobs import Blobs, Source
 
 BY_CHARS_MAX = 200
+ELSEWHERE_S = 30.0
+"""How long the answer of an agent on another node is waited for, unless a call says otherwise."""
 LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
 AgentT = TypeVar("AgentT", bound=Agent)
 
@@ -112,14 +115,36 @@ class Live:
         """The host underneath, for what is built on the runtime: the control endpoint, bridges, metrics."""
         return self._host
 
-    async def send(self, address: str, command: Command, *, command_id: str | None = None, client: str = "") -> Verdict:
+    async def send(
+        self,
+        address: str,
+        command: Command,
+        *,
+        command_id: str | None = None,
+        client: str = "",
+        within_s: float | None = None,
+    ) -> Verdict:
         """Sends a command and waits for its durable answer. With the same `command_id` it is done at most once.
 
-        Ids are remembered in shares, one for each `client`: a program that sends for others names them.
+        Ids are remembered in shares, one for each `client`: a program that sends for others names them. A command for
+        an agent that another node runs is kept here and sent on until it is answered or expires. Its answer is waited
+        for `within_s` seconds, 30 without it; then NoAnswer is raised, with the id: send it again with that to learn
+        what became of it.
         """
         if command_id is None:
             command_id = new_command_id(self._host.clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
-        return await self._host.intake.ask(address, command, command_id, client=client)
+        if within_s is None and self._host.intake.is_elsewhere(address):
+            within_s = ELSEWHERE_S
+        answer = self._host.intake.ask(address, command, command_id, client=client)
+        try:
+            async with asyncio.timeout(within_s):
+                return await answer
+        except TimeoutError:
+            raise NoAnswer(
+                f"{address}: no answer within {within_s:g} s; the command is on its way, or expires: ask again with "
+                f"command_id={command_id!r}",
+                command_id=command_id,
+            ) from None
 
     async def observe(self, address: str, event: Event) -> None:
         """Tells an agent what was observed; returns when it is kept as its type promises."""

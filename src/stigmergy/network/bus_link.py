@@ -27,6 +27,8 @@ from stigmergy.bus.replies import Responder
 from stigmergy.bus.subscriptions import COLLECT_ALL, Collect
 from stigmergy.bus.topics import Topics, check_level_name
 from stigmergy.membership.bus_mesh import BusMesh
+from stigmergy.network.forwarder import Forwarder
+from stigmergy.network.level_links import LevelLinks
 from stigmergy.network.subscriber import Subscriber
 from stigmergy.network.tell_router import TellRouter
 from stigmergy.node.host import Connections, Host
@@ -112,6 +114,8 @@ class Relay:
         if self.levels.below is not None:
             buses.append(CollectedBus(self.levels.below, ANY_SITE))
             collects = (*collects, COLLECT_ALL)
+        expects = self.levels.below is not None
+        self.links = LevelLinks(me, self.levels.above, buses, host.clock.monotonic_ns, expects=expects)
         self.collector = Collector(buses, host, me, run, teller, collects, settings.bus) if buses else None
         if self.levels.above is not None:
             self.levels.above.on_link(self._heard_above)
@@ -203,7 +207,8 @@ class BusLink:
         self._bus = bus
         self.node = check_level_name("node", node)
         self.topics = Topics(declaration.name, check_level_name("site", site))
-        me = describe_this_node(host, node, entropy, version)
+        routes = levels is not None and bool(levels.buses)
+        me = structs.replace(describe_this_node(host, node, entropy, version), routes=routes)
         self.teller = Responder(bus, self.topics, node, clock.monotonic_ns, refusals_per_s=settings.bus.refusals_per_s)
         self.publisher = Publisher(
             bus,
@@ -219,15 +224,6 @@ class BusLink:
             binary=settings.bus.binary,
             outlet=self._outlet if declaration.device_orders else None,
         )
-        self.subscriber = Subscriber(
-            bus,
-            self.topics,
-            host,
-            self.teller,
-            settings.bus,
-            _ids(clock, entropy),
-            self._take_tells,
-        )
         self.presence = Presence(
             bus,
             self.topics,
@@ -242,13 +238,23 @@ class BusLink:
         all_of_them = (COLLECT_ALL,) if collects else ()
         collected = (*declaration.collects, *all_of_them)
         self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, collected, levels)
+        self.forwarder = Forwarder(host, bus, self.topics, node, self.presence, self.relay.links)
+        self.subscriber = Subscriber(
+            bus, self.topics, host, self.teller, settings.bus, _ids(clock, entropy), self._take_tells, self.forwarder
+        )
         self._watchers: list[Callable[[], None]] = []
         bus.on_link(self._heard)
 
     @property
     def connections(self) -> Connections:
         """What the host calls of it."""
-        return Connections(publish=self._release, locate=self.presence.locate, remote=self.router)
+        return Connections(
+            publish=self._release,
+            forward=self.forwarder.release,
+            forwards=self.forwarder.forwards,
+            locate=self.presence.locate,
+            remote=self.router,
+        )
 
     def make_mesh(self) -> BusMesh:
         """A mesh over this bus: a broker says who is there, and reaches everybody."""
@@ -267,6 +273,7 @@ class BusLink:
         await self.presence.start()
         await self.subscriber.start()
         await self.router.start()
+        await self.forwarder.start()
         await self.relay.start()
         self.publisher.start()
         await self._bus.open(self.presence.will)
@@ -286,6 +293,7 @@ class BusLink:
             pass  # the broker does not answer; it will publish our will
         await self.publisher.stop()
         await self.router.stop()
+        await self.forwarder.stop()
         await self.relay.stop()
         await self.teller.stop()
         await self._bus.close()
@@ -297,6 +305,7 @@ class BusLink:
         await self.presence.kill()
         await self.publisher.stop()
         await self.router.stop()
+        await self.forwarder.stop()
         await self.relay.stop()
         await self.teller.stop()
 
@@ -323,7 +332,7 @@ class BusLink:
             *self.presence.overlaps(),
             str(error) if isinstance(error, ConfigError) else "",
         ]
-        found += [*self.subscriber.troubles, *self.router.troubles()]
+        found += [*self.subscriber.troubles, *self.router.troubles(), *self.forwarder.troubles]
         return [*(trouble for trouble in found if trouble), *self.relay.troubles]
 
     def counters(self) -> dict[str, int]:
@@ -335,6 +344,7 @@ class BusLink:
             self.presence.counters,
             self.teller.counters,
             self.router.counters,
+            self.forwarder.counters,
         )
         counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
         return (
@@ -373,6 +383,7 @@ class BusLink:
             self.router.joined(event.node)
         for look in self._watchers:
             look()
+        self.forwarder.changed()
         tell_interested(self._host, event)
 
     def _heard(self, up: bool) -> None:
@@ -381,6 +392,7 @@ class BusLink:
         self.subscriber.link(up)
         self.presence.link(up)
         self.relay.link(up)
+        self.forwarder.link(up)
 
     def _outlet(self, agent: str, about: str, body: bytes) -> tuple[BusMessage, ...] | None:
         """What devices hear instead of a CloudEvent on the agent's own topic."""

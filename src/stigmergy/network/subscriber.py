@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from blake3 import blake3
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.agents.codec import MESSAGE_BYTES_MAX, SOURCE_CHARS_MAX, encode, is_sound
 from stigmergy.agents.display import plain_state
@@ -61,12 +61,13 @@ from stigmergy.bus.topics import (
     quota_source,
     unescape,
 )
+from stigmergy.network.forwarder import BUS, Forwarder, travel_of
 from stigmergy.network.ordering import Ordering, numbers_of
 from stigmergy.node.host import Host
 from stigmergy.node.ingress import BUS_SOURCES
 from stigmergy.node.intake import Stream
 from stigmergy.node.settings import BusSettings
-from stigmergy.shard.inputs import Refused
+from stigmergy.shard.inputs import Refused, Verdict
 
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
@@ -138,6 +139,7 @@ class Subscriber:
         settings: BusSettings,
         fresh_id: Callable[[], str],
         tells: Callable[[BusMessage], Awaitable[None]],
+        forwarder: Forwarder,
     ) -> None:
         """`tells` takes what agents of other nodes tell agents of ours."""
         self._tells = tells
@@ -147,6 +149,7 @@ class Subscriber:
         self._teller = teller
         self._assignment = host.assignment
         self._fresh_id = fresh_id
+        self._forwarder = forwarder
         self._settings = settings
         self._quotas = Quotas(settings.messages_per_s, settings.burst)
         self.ordering = Ordering(host.intake, host.shards, bus, host.clock.monotonic_ns, settings.gap_wait_s)
@@ -177,11 +180,14 @@ class Subscriber:
         )
         for channel, take in own:
             # Brokers know no part of a level: of the patterns' kinds everything is heard, and most of it passed over.
+            is_command = channel is Channel.COMMANDS
+            everything = not self._assignment.agents or (is_command and self._forwarder.links.exist)
             for pattern in dict.fromkeys(
-                self._topics.agents_pattern(channel, entry) for entry in self._assignment.agents or ("*/*",)
+                self._topics.agents_pattern(channel, entry)
+                for entry in (("*/*",) if everything else self._assignment.agents)
             ):
-                gate = self._guard(take, is_ours=self._is_ours, sheds=channel in SHED)
-                await self._bus.subscribe(pattern, gate)
+                mine = self._is_command_for_us if is_command else self._is_ours
+                await self._bus.subscribe(pattern, self._guard(take, is_ours=mine, sheds=channel in SHED))
         declaration = self._host.declaration
         for listen in declaration.listens:
             template = listen.template(self._topics.fleet, self._topics.site)
@@ -210,6 +216,15 @@ class Subscriber:
                 self._ours.clear()
             self._ours[topic] = known
         return known
+
+    def _is_command_for_us(self, topic: str) -> bool:
+        """Also what this node sends on to another level."""
+        if self._is_ours(topic):
+            return True
+        try:
+            return self._forwarder.takes(parse_topic(topic).name)
+        except Malformed:
+            return False
 
     def _is_of_ours(self, template: TopicTemplate, to: str) -> Callable[[str], bool]:
         """Whether a topic of devices, or one that is listened to, is for an agent that runs here. Other nodes, or other
@@ -367,6 +382,7 @@ class Subscriber:
             _check_names(event, address)
             plan = self._plan(address)
             body = self._body(event, plan, Command)
+            travel = travel_of(event)
         except PeerError as error:
             # Its sender waits for an answer, and there is an id to answer to.
             self.counters.bus_refused += 1
@@ -374,8 +390,20 @@ class Subscriber:
             return
         self.counters.bus_commands += 1
         source, client = bus_source(message.topic), bus_source(event.source)
-        verdict = await self._host.intake.ask(address, body, event.id, source=source, client=client)
-        await self._teller.answer(address, event.id, verdict)
+        if self._assignment.runs(address):
+            verdict = await self._host.intake.ask(address, body, event.id, source, client, travel)
+            await self._teller.answer(address, event.id, verdict)
+            return
+        teller, travel = self._teller, structs.replace(travel, came_by=BUS)
+
+        async def taken() -> None:
+            await teller.taken(address, event.id)
+
+        async def answer(verdict: Verdict) -> None:
+            await teller.answer(address, event.id, verdict)
+
+        # The broker need not hold it until it is answered: who waits for an answer sends it again.
+        await asyncio.shield(self._forwarder.serve(address, body, event.id, client, travel, taken, answer))
 
     # ------------------------------------------------------------------ queries
 

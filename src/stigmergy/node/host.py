@@ -45,6 +45,7 @@ from stigmergy.node.settings import Settings
 from stigmergy.node.tells import RemoteAgents, RemoteShards, Tells
 from stigmergy.node.wakeups import Alarms, OnUnserved, Waker
 from stigmergy.shard.draft import Stepped
+from stigmergy.shard.forwarding import FORWARD
 from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.shard import Shard, Shards
@@ -69,6 +70,10 @@ class Connections(Struct, frozen=True):
     """The owners of the shards that are not ours."""
     remote: RemoteAgents | None = None
     """The agents that other nodes run; without a bus what is told to them is given up."""
+    forward: Callable[[int, Pending], None] | None = None
+    """Sends a durable command on to the node that runs its agent."""
+    forwards: Callable[[str], bool] | None = None
+    """Whether commands for an agent that does not run here can be sent on."""
     locate: Callable[[str], str] | None = None
     """Says which other node runs an agent; see `Assignment`."""
     safeguards: Safeguards | None = None
@@ -170,6 +175,9 @@ class Host:
         self._check_every_ns = int(settings.retention.check_every_s * SECOND_NS)
         self._connections = to = connect(self)
         self._claims, self._shared = to.claims, to.shared
+        self.intake.keep_ns = int(settings.commands.keep_s * SECOND_NS)
+        if to.forwards is not None:
+            self.intake.forwards = to.forwards
         states, rest = [shard.state for shard in self.shards], (recovered.bases, to.safeguards or Safeguards())
         self.housekeeper = tidy = Housekeeper(
             states, lambda number: self.shards[number].open_images, journal, settings, clock, self._inform, *rest
@@ -523,6 +531,10 @@ class Host:
         """
         at_rest = self.shards[number].state.at_rest
         for pending in self.tells.release(number, owed):
+            if pending.sink == FORWARD:
+                if self._connections.forward is not None:  # else it waits in the outbox for a start with a bus
+                    self._connections.forward(number, pending)
+                continue
             if at_rest and pending.agent in at_rest:
                 continue
             if pending.sink != LEDGER:

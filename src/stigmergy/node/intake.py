@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import Envelope, encode, open_envelope, printable
@@ -20,7 +20,18 @@ from stigmergy.node.mailbox import BLOCK, Mailbox, Queued, Ticket
 from stigmergy.shard.draft import OVERHEAD_BYTES
 from stigmergy.shard.gaps import Accept
 from stigmergy.shard.homes import Ownership
-from stigmergy.shard.inputs import ELSEWHERE, LOCAL, Ask, Asked, Delivery, Input, SequencesSkipped, Verdict
+from stigmergy.shard.inputs import (
+    ELSEWHERE,
+    HERE,
+    LOCAL,
+    Ask,
+    Asked,
+    Delivery,
+    Input,
+    SequencesSkipped,
+    Travel,
+    Verdict,
+)
 
 SHOWN_CHARS_MAX = 200
 MISSING = "missing: they did not come in time"
@@ -85,6 +96,10 @@ class Intake:
         """Where an agent lives."""
         self._has_key = bool(declaration.homes.key_name)
         self._closed: str | None = None
+        self.forwards: Callable[[str], bool] = lambda _: False
+        """Whether commands for an agent that does not run here can be sent on to where it does."""
+        self.keep_ns = 0
+        """How long a command may be on its way."""
 
     def close(self, why: str) -> None:
         """Takes nothing more."""
@@ -171,21 +186,39 @@ class Intake:
         return future
 
     def ask(
-        self, address: str, command: Command | bytes, command_id: str, source: str = LOCAL, client: str = ""
+        self,
+        address: str,
+        command: Command | bytes,
+        command_id: str,
+        source: str = LOCAL,
+        client: str = "",
+        travel: Travel = HERE,
+        taken: Ticket | None = None,
     ) -> asyncio.Future[Verdict]:
-        """Takes a command of a client. The future holds the answer, once it is durable."""
+        """Takes a command of a client. The future holds the answer, once it is durable.
+
+        For an agent that another node runs that may take long: `taken` is told when the command itself is durable.
+        """
         self.check_open()
         check_address(address)
         if not isinstance(command_id, str):
             raise Malformed(f"{_shown(command_id)} is no command id; give a text, or leave it out")
         body = command if isinstance(command, bytes) else written(command, Command)
-        ask = Ask(agent=address, command_id=command_id, command=body, source=source, client=client)
-        shard = self.home_of(address)
-        self._mailbox.put_command(Queued(shard=shard, input=ask))
+        if self.is_elsewhere(address) or travel.refused:
+            travel = structs.replace(travel, elsewhere=True, keep_ns=self.keep_ns)
+        ask = Ask(agent=address, command_id=command_id, command=body, source=source, client=client, travel=travel)
+        shard = self.home_of(address, anywhere=travel.elsewhere)
+        self._mailbox.put_command(Queued(shard=shard, input=ask, tickets=() if taken is None else (taken,)))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._asks.setdefault((address, command_id, body), []).append(future)
+        waiting = self._asks.setdefault((address, command_id, body), [])
+        # Those who have stopped waiting for a command that is on its way ask again, perhaps often.
+        waiting[:] = [*(one for one in waiting if not one.done()), future]
         self._wake()
         return future
+
+    def is_elsewhere(self, address: str) -> bool:
+        """Whether a command for this agent is sent on to another node."""
+        return not self._assignment.runs(address) and self.forwards(address)
 
     def wake(self) -> None:
         """Something was put into the mailbox."""
@@ -229,10 +262,12 @@ class Intake:
                     future.set_exception(error)
         self._asks.clear()
 
-    def home_of(self, address: str) -> int:
+    def home_of(self, address: str, *, anywhere: bool = False) -> int:
         """The shard of ours where an agent lives. Raises NotAssigned or NotOwned, with who has it, for one that runs
-        elsewhere, and UnknownKind for one that no node can run."""
-        self._assignment.check(address)
+        elsewhere, and UnknownKind for one that no node can run. With `anywhere`, the shard that sends on what is for an
+        agent of another node."""
+        if not anywhere:
+            self._assignment.check(address)
         shard = self.shard_of(address)
         if shard not in self._shards:
             self._shards.check_home(address, shard)

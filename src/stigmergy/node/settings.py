@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 from msgspec import Struct
 
+from stigmergy.agents.messages import EXPIRES_S_MAX
 from stigmergy.audit.copy_format import CopySettings
 from stigmergy.base.errors import ConfigError
 from stigmergy.membership.settings import SwimSettings
@@ -177,6 +179,26 @@ class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"settings: shared.{name} = {value!r}; give from 0.001 seconds to a year")
 
 
+class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The bounds of commands that travel to agents on other nodes."""
+
+    keep_s: float = EXPIRES_S_MAX
+    """How long a command may be on its way if its class has no `expires_s`; then it is refused."""
+    unclaimed: Literal["keep", "refuse"] = "keep"
+    """What a node between two levels does with a command for an agent that no node says it runs: keeps it until one
+    does or it expires, or refuses it at once."""
+
+    def __post_init__(self) -> None:
+        keep_s: object = self.keep_s
+        if not isinstance(keep_s, int | float) or not 0 < keep_s <= EXPIRES_S_MAX:
+            raise ConfigError(
+                f"settings: commands.keep_s = {keep_s!r}; give more than 0 and at most {EXPIRES_S_MAX} seconds: ids of "
+                "commands are remembered for so long"
+            )
+        if self.unclaimed not in ("keep", "refuse"):
+            raise ConfigError(f"settings: commands.unclaimed = {self.unclaimed!r}; give 'keep' or 'refuse'")
+
+
 COUNTS = (
     "batch_events_max",
     "commands_count_max",
@@ -225,6 +247,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     bus: BusSettings = BusSettings()
     uplink: UplinkSettings = UplinkSettings()
     tells: TellSettings = TellSettings()
+    commands: CommandSettings = CommandSettings()
     shared: SharedSettings = SharedSettings()
     membership: SwimSettings = SwimSettings()
     copies: CopySettings = CopySettings()

@@ -51,8 +51,10 @@ from stigmergy.shard.draft import (
     size_of,
     window_timers,
 )
+from stigmergy.shard.forwarding import forwarded
+from stigmergy.shard.forwarding import packed as packed_command
 from stigmergy.shard.homes import Homes
-from stigmergy.shard.inputs import ELSEWHERE, Accepted, Asked, Refused, SharedReceived
+from stigmergy.shard.inputs import ELSEWHERE, Accepted, Ask, Asked, Refused, SharedReceived
 from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.outbox import Pending, read_told
 from stigmergy.shard.state import ShardState, fold_fact
@@ -257,11 +259,38 @@ class InputDispatcher:
 
     def digest_of(self, address: str, body: bytes) -> bytes:
         """What tells a command from another one for this agent; empty for one that cannot be read."""
+        message = self._read(address, body)
+        return b"" if message is None else digest_of(message)
+
+    def refuse(self, draft: Draft, asked: Asked, client: str, reason: str, now_ns: int) -> None:
+        """Refuses a command before any handler sees it."""
+        known = (client, self.digest_of(asked[0], asked[2]))
+        self._answer(draft, asked, known, printable(reason, REASON_CHARS_MAX), len(draft.events), now_ns)
+
+    def forward(self, draft: Draft, ask: Ask, client: str, now_ns: int) -> Pending | None:
+        """Owes a command to the node that runs its agent; None if it is refused here."""
+        asked = (ask.agent, ask.command_id, ask.command)
         try:
-            _, message = self._open(address, body)
+            # A node on the way passes on what it cannot read: its fleet may be of an older version.
+            message = None if ask.travel.hops else self._opened(ask.agent, ask.command)[1]
+            one = packed_command(forwarded(ask, message, client, now_ns))
+        except PeerError as error:
+            self.refuse(draft, asked, client, str(error), now_ns)
+            return None
+        owe(self._state, draft, ask.agent, one, NO_CAUSE, now_ns)
+        draft.grow(ask.agent, bodies_bytes=len(one[1]))
+        return draft.pending[-1]
+
+    def answer_elsewhere(self, draft: Draft, asked: Asked, client: str, refused: str | None, now_ns: int) -> None:
+        """Keeps what another node has answered."""
+        known = (client, self.digest_of(asked[0], asked[2]))
+        self._answer(draft, asked, known, refused, len(draft.events), now_ns, kept=False)
+
+    def _read(self, address: str, body: bytes) -> Message | None:
+        try:
+            return self._opened(address, body)[1]
         except (PeerError, Overloaded):
-            return b""
-        return digest_of(message)
+            return None
 
     def understands(self, address: str, body: bytes) -> bool:
         """Whether this agent has a handler for what came back from a sink; it may ignore confirmations."""
@@ -372,8 +401,13 @@ class InputDispatcher:
 
     def _open(self, address: str, body: bytes) -> tuple[AgentPlan, Message]:
         """Finds the agent's plan and decodes the message for it. Raises PeerError with a sentence that says why."""
-        agent_plan = self._state.plan_at(address)
+        self._state.plan_at(address)
         self._state.assignment.check(address)
+        return self._opened(address, body)
+
+    def _opened(self, address: str, body: bytes) -> tuple[AgentPlan, Message]:
+        """The same for an agent that may run elsewhere."""
+        agent_plan = self._state.plan_at(address)
         size_bytes = len(body)
         if size_bytes > MESSAGE_BYTES_MAX:
             raise TooLarge(
@@ -444,16 +478,27 @@ class InputDispatcher:
             draft.size_bytes += size_of(packed) + len(address) + OVERHEAD_BYTES
 
     def _answer(
-        self, draft: Draft, asked: Asked, known: tuple[str, bytes], refused: str | None, at: int, now_ns: int
+        self,
+        draft: Draft,
+        asked: Asked,
+        known: tuple[str, bytes],
+        refused: str | None,
+        at: int,
+        now_ns: int,
+        *,
+        kept: bool = True,
     ) -> None:
-        """Records the answer to a command, with its client and digest. Refusals too: sent again it gets the same."""
+        """Records the answer to a command, with its client and digest. Refusals too: sent again it gets the same. With
+        `kept`, the command is in it: not where another node has decided it, whose log has it."""
         address, command_id, body = asked
         client, digest = known
         if refused is None:
             self.counters.accepted += 1
         else:
             self.counters.refused += 1
-        answer = Answer(printable(address, ADDRESS_CHARS_MAX), command_id, keepable(body), refused, at, now_ns)
+        answer = Answer(
+            printable(address, ADDRESS_CHARS_MAX), command_id, keepable(body) if kept else b"", refused, at, now_ns
+        )
         draft.answers.append(answer)
         draft.clients.append(client)
         draft.digests.append(digest)

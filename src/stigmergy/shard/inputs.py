@@ -57,6 +57,29 @@ class ColumnDelivery(Struct, frozen=True):
         return self.count - self.start
 
 
+class Travel(Struct, frozen=True):
+    """How a command came to this node, and whether it has to go on."""
+
+    elsewhere: bool = False
+    """Another node runs the agent: this one keeps the command until it is answered there."""
+    expires_ns: int = 0
+    """By the wall clock; 0: the place where it was given says none."""
+    keep_ns: int = 0
+    """How long it may be on its way at most if its type says nothing; for the node where it was given."""
+    origin: str = ""
+    replaces: str = ""
+    superseded_by: str = ""
+    """The id of the newer command that has cancelled it on its way here."""
+    hops: int = 0
+    """Through how many nodes it came."""
+    came_by: str = ""
+    refused: str = ""
+    """Why this node does not send it on; empty if it does."""
+
+
+HERE = Travel()
+
+
 class Ask(Struct, frozen=True):
     """A command whose sender waits for the answer and, not knowing whether it arrived, may send it again."""
 
@@ -66,6 +89,15 @@ class Ask(Struct, frozen=True):
     source: str = LOCAL
     client: str = ""
     """Whose share of the remembered ids it takes; empty: the embedding program's."""
+    travel: Travel = HERE
+
+
+class CommandAnswered(Struct, frozen=True):
+    """A command that was sent on has its answer, or is given up before anybody can have got it."""
+
+    sequence: int
+    """Of the sink `forward`."""
+    refused: str | None
 
 
 Asked = tuple[str, str, bytes]
@@ -201,6 +233,7 @@ class VerdictCame(Struct, frozen=True):
 
 Single = (
     Ask
+    | CommandAnswered
     | TimerDue
     | EffectSettled
     | EffectsSettled

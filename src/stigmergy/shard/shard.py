@@ -26,7 +26,7 @@ from typing import Any, assert_never
 
 from msgspec import structs
 
-from stigmergy.agents.codec import SOURCE_CHARS_MAX, printable
+from stigmergy.agents.codec import REASON_CHARS_MAX, SOURCE_CHARS_MAX, printable
 from stigmergy.agents.columns import images_of
 from stigmergy.agents.confirmations import woken_body
 from stigmergy.agents.effects import shard_sink
@@ -47,6 +47,7 @@ from stigmergy.base.errors import Bug, NotOwned, Overloaded, PeerError, Stigmerg
 from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
 from stigmergy.shard.dispatch import ADDRESS_CHARS_MAX, InputDispatcher, give_up_tell, retry, take_merged, take_verdict
 from stigmergy.shard.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft, Ready, Stepped
+from stigmergy.shard.forwarding import FORWARD, Forwarding, late, read_forwarded
 from stigmergy.shard.homes import Homes, Ownership
 from stigmergy.shard.inputs import (
     Accepted,
@@ -54,6 +55,7 @@ from stigmergy.shard.inputs import (
     Ask,
     Asked,
     ColumnDelivery,
+    CommandAnswered,
     Delivery,
     EffectSettled,
     EffectsSettled,
@@ -94,6 +96,7 @@ class Shard:
         self._draft = Draft(state.position + 1)
         self.homes = homes or Homes()
         self._dispatcher = InputDispatcher(state, self.homes)
+        self._forwarding = Forwarding(state.outbox)
         self._now_ns = state.time_ns
         self.epoch = state.epoch
         """The owner's; that of the state is the last one journaled."""
@@ -302,6 +305,8 @@ class Shard:
         match one:
             case Ask():
                 self._ask(one, now_ns)
+            case CommandAnswered():
+                self._answered(one, now_ns)
             case TimerDue():
                 self._timer_due(one, now_ns)
             case EffectSettled():
@@ -377,13 +382,48 @@ class Shard:
             verdict: Verdict = Accepted(known.position) if known.refused is None else Refused(known.refused)
             self._repeats.append((asked, verdict, known.position))
             return
+        if self._forwarding.get(agent, ask.command_id) is not None:
+            self._ask_again(ask)
+            return
         refusal = self.state.answers.refusal(agent, client, ask.command_id, now_ns)
+        if ask.travel.elsewhere and refusal is None:
+            refusal = self._forwarding.refusal(agent)
         if refusal is not None:
             self._dispatcher.counters.refused += 1
             self._repeats.append((asked, Refused(refusal), 0))
             return
         self._draft.begin_run(now_ns, ask.source)
-        self._dispatcher.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns, client)
+        if (why := late(ask, now_ns)) is not None:
+            self._dispatcher.refuse(self._draft, asked, client, why, now_ns)
+        elif ask.travel.elsewhere:
+            pending = self._dispatcher.forward(self._draft, ask, client, now_ns)
+            if pending is not None:
+                self._forwarding.add(agent, ask.command_id, pending.sequence)
+        else:
+            self._dispatcher.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns, client)
+
+    def _ask_again(self, ask: Ask) -> None:
+        """A command that is on its way: it is answered with the first one, if it is the same."""
+        sequence = self._forwarding.get(ask.agent, ask.command_id)
+        pending = None if sequence is None else self.state.outbox.get(FORWARD, sequence)
+        self._dispatcher.counters.duplicates += 1
+        if pending is not None and read_forwarded(pending).command != ask.command:
+            reason = f"another command has the id {ask.command_id[:100]!r}; send this one with an id of its own"
+            self._repeats.append(((ask.agent, ask.command_id, ask.command), Refused(reason), 0))
+
+    def _answered(self, answered: CommandAnswered, now_ns: int) -> None:
+        """Keeps the answer to a command that was sent on."""
+        pending = self.state.outbox.get(FORWARD, answered.sequence)
+        if pending is None or pending.position >= self._draft.position:
+            self._dispatcher.counters.duplicates += 1
+            return
+        one = read_forwarded(pending)
+        self._settle(FORWARD, (answered.sequence,))
+        self._forwarding.drop(pending.agent, one.command_id)
+        self._draft.begin_run(now_ns, FORWARD)
+        refused = None if answered.refused is None else printable(answered.refused, REASON_CHARS_MAX)
+        asked = (pending.agent, one.command_id, one.command)
+        self._dispatcher.answer_elsewhere(self._draft, asked, one.client, refused, now_ns)
 
     def _timer_due(self, due: TimerDue, now_ns: int) -> None:
         state, draft, dispatcher = self.state, self._draft, self._dispatcher

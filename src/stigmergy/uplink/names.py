@@ -2,6 +2,8 @@
 
 delivery/north/uplink/drone-7            up     from the node drone-7 of fleet delivery at site north
 delivery/north/uplink/drone-7/marks      down   to it
+delivery/north/uplink/drone-7/routed     up     for agents of other levels, see network/level_links.py
+delivery/north/uplink/drone-7/routed-down  down
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from stigmergy.uplink.rules import OURS, Summary
 
 UPLINK = "uplink"
 MARKS = "marks"
+ROUTED = "routed"
+ROUTED_DOWN = "routed-down"
 SHARD_DIGITS = 5
 
 
@@ -42,6 +46,16 @@ class UplinkSource(Struct, frozen=True):
         return f"{self.topic}/{MARKS}"
 
     @property
+    def routed_topic(self) -> str:
+        """What it sends to the level above for agents there."""
+        return f"{self.topic}/{ROUTED}"
+
+    @property
+    def routed_down_topic(self) -> str:
+        """What the level above sends to it for agents below."""
+        return f"{self.topic}/{ROUTED_DOWN}"
+
+    @property
     def prefix(self) -> str:
         """The prefix of the names of its sources."""
         return f"{UPLINK_SOURCES}{escape(self.fleet)}/{escape(self.site)}/{escape(self.node)}/"
@@ -55,6 +69,16 @@ def uplinks_pattern(fleet: str, site: str) -> str:
     """The pattern for all uplinks of a fleet at a site; + matches any."""
     levels = (level if level == "+" else escape(level) for level in (fleet, site))
     return f"{'/'.join(levels)}/{UPLINK}/+"
+
+
+def routed_topics_pattern(fleet: str, site: str) -> str:
+    """The pattern for what all gateways of a site, + for any, send for agents of other levels."""
+    return f"{uplinks_pattern(fleet, site)}/{ROUTED}"
+
+
+def routed_sender(topic: str) -> UplinkSource:
+    """The node that sent something for agents of other levels."""
+    return sender_of(topic.removesuffix(f"/{ROUTED}"))
 
 
 def sender_of(topic: str) -> UplinkSource:
