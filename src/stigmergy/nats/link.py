@@ -153,6 +153,11 @@ class NatsLink:
         return lambda: self._complained.remove(heard) if heard in self._complained else None
 
     @property
+    def server_domain(self) -> str:
+        """The JetStream domain of the server that we are connected to; empty for none, and while disconnected."""
+        return "" if self._client is None else str(self._client._server_info.get("domain") or "")
+
+    @property
     def max_payload_bytes(self) -> int:
         """The largest message that the server accepts, headers included; a guess while disconnected."""
         return self._client.max_payload if self._client is not None else 1024 * 1024

@@ -179,6 +179,11 @@ class Crossing:
         self.is_up = False
         self.last_error: StigmergyError | None = LinkDown("the hub was not asked yet")
 
+    @property
+    def domain(self) -> str:
+        """The hub's; empty before it is known."""
+        return self._domain
+
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._live(), name=f"crossing {self._plan.claim.site}")
 

@@ -24,7 +24,14 @@ from stigmergy.nats import naming
 from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.nats.errors import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, JetStreamRefused
 from stigmergy.nats.gateway.hub import PREFIX
-from stigmergy.nats.gateway.subjects import deliver_subject, subject_of, topic_of
+from stigmergy.nats.gateway.subjects import (
+    deliver_subject,
+    is_routed,
+    routed_subject,
+    routed_topic,
+    subject_of,
+    topic_of,
+)
 from stigmergy.nats.link import NatsLink
 
 SCHEME = "nats-sites"
@@ -62,6 +69,8 @@ class SitesBus:
         self._woken = asyncio.Event()
         self._sites: dict[str, bool] = {}
         """Streams looked at since the link is up, and whether this node has a consumer there."""
+        self._routed: dict[str, None] = {}
+        """Subjects of plain messages that we listen to."""
         self._looks = 0
         self._held_bytes = 0
         """Bytes given to handlers and not settled yet."""
@@ -105,12 +114,16 @@ class SitesBus:
         check_message(message)
         if self._link is None:
             raise LinkDown("the hub is unreachable; nothing was sent")
-        await self._link.tell(subject_of(message.topic), message.payload)
+        if is_routed(message.topic):
+            await self._link.tell(routed_subject(message.topic, self._link.server_domain), message.payload)
+        else:
+            await self._link.tell(subject_of(message.topic), message.payload)
 
     async def subscribe(self, pattern: str, handler: Handler) -> None:
         """Receives uplink messages of sites."""
         check_pattern(pattern)
-        subject_of(pattern)
+        if not is_routed(pattern):
+            subject_of(pattern)
         self._reception.subscribe(pattern, handler)
         self._sites.clear()
         self._woken.set()
@@ -151,6 +164,7 @@ class SitesBus:
         link = self._link
         if link is None or not link.is_up or not self._reception.patterns:
             return
+        await self._listen_routed(link)
         names = await _names(link)
         self._looks += 1
         if self._looks % LOOKS_PER_CHECK == 0:
@@ -160,6 +174,20 @@ class SitesBus:
                 self._sites[name] = listens
         for gone in [name for name in self._sites if name not in names]:
             del self._sites[gone]
+
+    async def _listen_routed(self, link: NatsLink) -> None:
+        """Subscribes to what gateways below send for agents of other levels: to this hub only."""
+        for pattern in filter(is_routed, self._reception.patterns):
+            subject = routed_subject(pattern, link.server_domain)
+            if link.server_domain and subject not in self._routed:
+                self._routed[subject] = None
+                await link.subscribe(subject, self._take_routed)
+
+    async def _take_routed(self, message: Msg) -> None:
+        with contextlib.suppress(StigmergyError):
+            topic, hub = routed_topic(message.subject)
+            if self._link is not None and hub == self._link.server_domain:
+                self._reception.take(Arrival(BusMessage(topic, message.data), lambda: None))
 
     async def _check(self, link: NatsLink) -> None:
         """Checks the consumers: the advisory that a stream was made again is sent once, and may get lost."""
@@ -202,7 +230,9 @@ class SitesBus:
         return int(found["ack_floor"]["stream_seq"])
 
     def _consumer_of(self, stream: str, taken: int) -> dict[str, Any]:
-        filters = list(dict.fromkeys(subject_of(pattern) for pattern in self._reception.patterns))
+        filters = list(
+            dict.fromkeys(subject_of(pattern) for pattern in self._reception.patterns if not is_routed(pattern))
+        )
         begin = (
             {"deliver_policy": "by_start_sequence", "opt_start_seq": taken + 1} if taken else {"deliver_policy": "all"}
         )

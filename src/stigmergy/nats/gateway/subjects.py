@@ -3,6 +3,8 @@
     delivery/north/uplink/gateway          stig.delivery.up.north.gateway      into the site's stream, and so to the hub
     delivery/north/uplink/gateway/marks    stig.delivery.down.north.gateway    from the hub, a plain message
     delivery/+/uplink/+                    stig.delivery.up.*.*
+    delivery/north/uplink/gateway/routed         stig.delivery.rise.HUB.north.gateway    plain messages to the hub, and
+    delivery/north/uplink/gateway/routed-down    stig.delivery.fall.HUB.north.gateway    from it; HUB is its domain
 
 They are separate from the fleet's own subjects, which stay at the site.
 """
@@ -19,6 +21,7 @@ UPLINK = "uplink"
 MARKS = "marks"
 UP = "up"
 DOWN = "down"
+ROUTED = {"routed": "rise", "routed-down": "fall"}
 ANY = "+"
 INNER = ("bus", "kept", "part", "log", "owner", "grown", "snapshots", "tells", "control", "ledger")
 """Our subjects that stay within the servers of one level: buses, logs, workers and ledgers."""
@@ -49,6 +52,34 @@ def topic_of(subject: str) -> str:
         case _:
             raise Malformed(f"{subject[:200]!r} is not an uplink subject")
     return "/".join(_level(level) for level in levels)
+
+
+def is_routed(topic: str) -> bool:
+    """Whether a topic or pattern is for agents of other levels: then it crosses one link, to the hub of that name."""
+    return topic.rpartition("/")[2] in ROUTED
+
+
+def routed_subject(topic: str, hub: str) -> str:
+    """The subject of such a topic or pattern, at the hub with this domain; + for any.
+
+    The hub is in it because plain messages cross all leaf links where somebody listens, and names of sites are unique
+    only below one hub.
+    """
+    match topic.split("/"):
+        case [fleet, site, "uplink", node, ("routed" | "routed-down") as way]:
+            return ".".join((naming.ROOT, _token(fleet), ROUTED[way], _token(hub), _token(site), _token(node)))
+        case _:
+            raise Malformed(f"{topic[:200]!r} is not a topic for agents of other levels")
+
+
+def routed_topic(subject: str) -> tuple[str, str]:
+    """The topic of such a subject, and the domain of the hub. Raises Malformed for any other subject."""
+    ways = {way: ending for ending, way in ROUTED.items()}
+    match subject.split("."):
+        case [naming.ROOT, fleet, way, hub, site, node] if way in ways:
+            return "/".join((_level(fleet), _level(site), UPLINK, _level(node), ways[way])), _level(hub)
+        case _:
+            raise Malformed(f"{subject[:200]!r} is no subject for agents of other levels")
 
 
 def check_site(site: str) -> str:

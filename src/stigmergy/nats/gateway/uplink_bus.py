@@ -20,7 +20,14 @@ from stigmergy.nats.address import parse_address
 from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.gateway.crossing import Crossing, CrossingPlan
 from stigmergy.nats.gateway.hub import SiteClaim
-from stigmergy.nats.gateway.subjects import check_site, subject_of, topic_of
+from stigmergy.nats.gateway.subjects import (
+    check_site,
+    is_routed,
+    routed_subject,
+    routed_topic,
+    subject_of,
+    topic_of,
+)
 from stigmergy.nats.link import NatsLink
 
 SCHEME = "nats-hub"
@@ -72,7 +79,7 @@ class UplinkBus:
         self._reception.begin()
         self._link = NatsLink(self._plan.leaf, name=self._name)
         for pattern in self._reception.patterns:
-            await self._link.subscribe(subject_of(pattern), self._take)
+            await self._listen(self._link, pattern)
         self._link.start()
         self._crossing = Crossing(self._plan, self._link, self._heard)
         self._crossing.start()
@@ -82,6 +89,10 @@ class UplinkBus:
         check_message(message)
         if self._link is None or not self.is_up:
             raise LinkDown("the hub is unreachable; nothing was sent, try again when it is back")
+        if is_routed(message.topic):
+            hub = "" if self._crossing is None else self._crossing.domain
+            await self._link.tell(routed_subject(message.topic, hub), message.payload)
+            return
         try:
             await self._link.publish(subject_of(message.topic), message.payload, within_s=PUBLISH_S)
         except JetStreamRefused as refused:
@@ -90,11 +101,18 @@ class UplinkBus:
     async def subscribe(self, pattern: str, handler: Handler) -> None:
         """Receives the hub's messages for this uplink."""
         check_pattern(pattern)
-        subject = subject_of(pattern)
+        if not is_routed(pattern):
+            subject_of(pattern)
         is_new = pattern not in self._reception.patterns
         self._reception.subscribe(pattern, handler)
         if self._link is not None and is_new:
-            await self._link.subscribe(subject, self._take)
+            await self._listen(self._link, pattern)
+
+    async def _listen(self, link: NatsLink, pattern: str) -> None:
+        if is_routed(pattern):
+            await link.subscribe(routed_subject(pattern, "+"), self._take_routed)
+        else:
+            await link.subscribe(subject_of(pattern), self._take)
 
     async def close(self) -> None:
         """Ends the connection; messages in the stream still go up."""
@@ -109,6 +127,13 @@ class UplinkBus:
     async def _take(self, message: Msg) -> None:
         with contextlib.suppress(StigmergyError):
             self._reception.take(Arrival(BusMessage(topic_of(message.subject), message.data), _nothing))
+
+    async def _take_routed(self, message: Msg) -> None:
+        with contextlib.suppress(StigmergyError):
+            topic, hub = routed_topic(message.subject)
+            # Another hub may have a site of our name below it.
+            if self._crossing is not None and hub == self._crossing.domain:
+                self._reception.take(Arrival(BusMessage(topic, message.data), _nothing))
 
     def _heard(self, up: bool) -> None:
         for heard in self._listeners:
