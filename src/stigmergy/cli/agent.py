@@ -13,7 +13,6 @@ import time
 from typing import Any
 
 import msgspec
-from msgspec import structs
 
 from stigmergy.app.fleet import inspect_all
 from stigmergy.audit.history import History, Moment, read_moment
@@ -42,6 +41,7 @@ from stigmergy.control.protocol import (
 )
 from stigmergy.control.replies import StateReply
 
+WAIT_S = 10.0
 _FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
 SEND_EXAMPLES = """examples:
   stigmergy send Drone/D-17 StartMission mission=M1
@@ -78,6 +78,10 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("command", metavar="COMMAND", help="which command, such as StartMission")
     parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
     parser.add_argument("--command-id", metavar="ID", help="the same id again gets the same answer and does nothing")
+    parser.add_argument(
+        "--wait", metavar="S", type=float, default=WAIT_S, help="seconds for an agent elsewhere; 50 at most"
+    )
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for an agent on another node")
     add_place(parser, nats=True)
     parser.set_defaults(run=send)
     parser = commands.add_parser(
@@ -150,10 +154,15 @@ def send(arguments: argparse.Namespace, output: Output) -> int:
     request = SendRequest(
         agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id
     )
+    request.wait_s = 0.0 if arguments.no_wait else arguments.wait
     doubt = f"whether the command was taken is unknown: send it again with --command-id {command_id}"
     answer = ask(place, request, doubt=doubt)
     asked = {"agent": arguments.agent, "command": arguments.command, "command_id": command_id}
-    output.document({**asked, **structs.asdict(answer)})
+    output.document({**asked, **msgspec.to_builtins(answer)})
+    if answer.pending is True:
+        output.line(("pending", WARN), f"  {answer.reason}")
+        output.note(f"it is kept and sent on; ask again with --command-id {command_id}, or see stigmergy commands")
+        return exits.OK if arguments.no_wait else exits.NOT_RUNNING
     if answer.accepted:
         output.line(("accepted", GOOD), f"  {arguments.agent} at position {answer.position}")
         return exits.OK

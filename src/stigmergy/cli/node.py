@@ -1,4 +1,4 @@
-"""`stigmergy status`, `roster`, `letters`, `resume` and `stop`: requests of an operator to a running node."""
+"""`stigmergy status`, `roster`, `letters`, `commands`, `resume` and `stop`: requests to a running node."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from stigmergy.cli.display.output import (
 )
 from stigmergy.cli.display.places import add_place, ask, ask_list, find_place, find_socket
 from stigmergy.control.protocol import (
+    CommandsRequest,
     DropRequest,
     LettersRequest,
     ResumeRequest,
@@ -77,6 +78,14 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("letter", metavar="ID", nargs="?", help="which dead letter, as listed")
     add_place(parser, nats=True)
     parser.set_defaults(run=letters)
+    parser = commands.add_parser(
+        "commands",
+        parents=[common],
+        help="show commands on their way to agents of other nodes",
+        description="Lists commands that a running node has sent on to agents of other nodes, and their last answers.",
+    )
+    add_place(parser, nats=True)
+    parser.set_defaults(run=list_commands)
     parser = commands.add_parser(
         "resume",
         parents=[common],
@@ -187,6 +196,20 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
         return exits.REFUSED
     output.line(("retried" if answer.retried else "dropped", GOOD), f"  {answer.letter} of {answer.agent}")
     return exits.OK
+
+
+def list_commands(arguments: argparse.Namespace, output: Output) -> int:
+    """Lists commands for agents of other nodes."""
+    listing = ask_list(find_place(arguments), CommandsRequest())
+    rows: list[tuple[Any, ...]] = []
+    for one in listing.items:
+        output.document(one)
+        told = ("pending", WARN) if one.accepted is None else ("accepted", GOOD) if one.accepted else ("refused", BAD)
+        rows.append((one.command_id, (one.agent, NAME), one.type, told, one.asked or one.answered, one.standing))
+    output.table(("ID", "AGENT", "COMMAND", "ANSWER", "SINCE", "STANDING") if rows else (), rows)
+    if listing.is_empty:
+        output.note("no commands: none is on its way to another node, and none was answered within a day")
+    return listing.end(output)
 
 
 def resume(arguments: argparse.Namespace, output: Output) -> int:

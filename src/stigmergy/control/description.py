@@ -16,6 +16,7 @@ from stigmergy.audit.history import PastState
 from stigmergy.audit.listing import LogEntry, Owing, readable_fields, readable_time
 from stigmergy.audit.verification import Verified
 from stigmergy.control.replies import (
+    CommandReply,
     CopyReply,
     ExplainedEffect,
     ExplainedEntry,
@@ -31,7 +32,8 @@ from stigmergy.control.replies import (
 )
 from stigmergy.journal.recovery import Recovered
 from stigmergy.network.bus_link import LinkStatus
-from stigmergy.shard.memory import DeadLetter
+from stigmergy.network.forwarder import CommandOnItsWay
+from stigmergy.shard.memory import DeadLetter, Remembered
 
 
 def described_sight(address: str, sight: PastState, stopped: str | None = None) -> StateReply:
@@ -80,3 +82,12 @@ def described_entry(entry: LogEntry, is_settled: Callable[[Owing], bool]) -> Exp
 def described_letter(letter: DeadLetter) -> LetterReply:
     """A dead letter."""
     return filled(LetterReply, letter, type=tag_of(letter.input), fields=readable_fields(letter.input))
+
+
+def described_command(one: CommandOnItsWay | Remembered) -> CommandReply:
+    """A command for an agent elsewhere that is on its way, or the answer to one."""
+    if isinstance(one, CommandOnItsWay):
+        asked, expires = readable_time(one.asked_ns), readable_time(one.expires_ns)
+        return filled(CommandReply, one, type=tag_of(one.command), asked=asked, expires=expires)
+    answered, accepted = readable_time(one.time_ns), one.refused is None
+    return filled(CommandReply, one, answered=answered, accepted=accepted, standing=one.refused or "")

@@ -50,6 +50,9 @@ class SendRequest(Request[replies.SendReply], tag="send"):
     fields: dict[str, Any] = {}
     texts: dict[str, str] = {}
     command_id: str | None = None
+    wait_s: float | None = None
+    """For an agent that another node runs: how long to wait for its answer; then the reply says `pending`. Without it
+    the node waits 10 s, and then refuses with NoAnswer."""
 
 
 class ObserveRequest(Request[replies.ObserveReply], tag="observe"):
@@ -190,6 +193,12 @@ class LettersRequest(Request[replies.LetterReply], tag="letters"):
     """A stream of the dead letters, oldest first."""
 
 
+class CommandsRequest(Request[replies.CommandReply], tag="commands"):
+    """A stream of the commands for agents that other nodes run: those on their way, and the last that were answered."""
+
+    limit: int = 100
+
+
 class RetryRequest(Request[replies.LetterTakenReply], tag="retry"):
     """Gives a dead letter to its agent once more."""
 
@@ -288,6 +297,7 @@ StreamRequest = (
     | FlightRequest
     | CommitsRequest
     | LettersRequest
+    | CommandsRequest
     | SharedRequest
     | QuarantineRequest
     | ClaimsRequest

@@ -55,6 +55,26 @@ class SendReply(Struct, frozen=True):
     """Of the commit; None if it was refused."""
     reason: str | None
     """Why it was refused; None if it was accepted."""
+    pending: bool | UnsetType = UNSET
+    """True if it is on its way to another node, and not answered yet: `reason` says where it is."""
+
+
+class CommandReply(Part, frozen=True, kw_only=True):
+    """A command for an agent that another node runs."""
+
+    agent: str
+    command_id: str
+    type: str = ""
+    """Its tag; empty for one that was answered."""
+    asked: str = ""
+    """When it came here."""
+    expires: str = ""
+    answered: str = ""
+    """When its answer came here; empty while it is on its way."""
+    accepted: bool | None = None
+    """None while it is on its way."""
+    standing: str = ""
+    """Where it is, or why it was refused."""
 
 
 class ObserveReply(Struct, frozen=True):

@@ -278,6 +278,9 @@ class ControlRouter:
         match request:
             case protocol.LogRequest():
                 return await self._log(request)
+            case protocol.CommandsRequest():
+                sent_on = await self._ask_who_answers(request)
+                return _stream([one for items in sent_on.all_items() for one in items], sent_on.missing)
             case protocol.LettersRequest():
                 letters = await self._ask_who_answers(request)
                 return _stream([one for items in letters.all_items() for one in items], letters.missing)

@@ -24,6 +24,7 @@ from stigmergy.audit.verification import Verification
 from stigmergy.base.errors import (
     ConfigError,
     JournalUnknown,
+    NoAnswer,
     NotOwned,
     NotRunning,
     Overloaded,
@@ -33,6 +34,7 @@ from stigmergy.base.trust import Signer, Verifier
 from stigmergy.control import protocol, replies
 from stigmergy.control.agent_listing import list_agents
 from stigmergy.control.description import (
+    described_command,
     described_copy,
     described_entry,
     described_kind,
@@ -49,11 +51,18 @@ from stigmergy.control.protocol import Answer, end, item, refusal, single
 from stigmergy.control.replication_service import ReplicationService
 from stigmergy.control.replies import filled
 from stigmergy.journal.signers import Key, check_enrolment, check_revocation
+from stigmergy.network.forwarder import CommandOnItsWay
 from stigmergy.node.column_roster import DescribedRoster, Roster, check_enrolled_names, described_roster
 from stigmergy.shard.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
+from stigmergy.shard.memory import Remembered
 
 CLIENT = "control"
 """Whose share of the remembered ids commands of this endpoint take."""
+ELSEWHERE_S = 10.0
+"""How long the answer of an agent on another node is waited for, if the request does not say it."""
+WAIT_S_MIN = 0.05
+WAIT_S_MAX = 50.0
+"""How long it may be waited for at most: less than a client waits for a reply."""
 NAMES_COUNT_MAX = 1_000
 """So many addresses are named at once; a longer prefix finds others."""
 VERIFY_TOLD_COMMITS = 1_000
@@ -101,6 +110,8 @@ class ControlService:
                     return _stream(await next_commits(self._host, request))
                 case protocol.LettersRequest():
                     return _stream(described_letter(letter) for letter in self._live.dead_letters())
+                case protocol.CommandsRequest():
+                    return _stream(described_command(one) for one in self._commands(request.limit))
                 case protocol.SharedRequest():
                     return _stream(self._replication.shared(request))
                 case protocol.QuarantineRequest():
@@ -169,13 +180,31 @@ class ControlService:
                 assert_never(request)
 
     async def _send(self, request: protocol.SendRequest) -> replies.SendReply:
-        self._host.assignment.check(request.agent)
+        elsewhere = self._host.intake.is_elsewhere(request.agent)
+        if not elsewhere:
+            self._host.assignment.check(request.agent)
         plan = self._host.shards.first.state.plan_at(request.agent)
         command = phrase(plan, Command, request.command, request.fields, request.texts)
-        verdict = await self._live.send(request.agent, command, command_id=request.command_id, client=CLIENT)
+        within_s = None
+        if elsewhere:
+            within_s = ELSEWHERE_S if request.wait_s is None else min(max(request.wait_s, WAIT_S_MIN), WAIT_S_MAX)
+        ask = (request.agent, command)
+        try:
+            verdict = await self._live.send(*ask, command_id=request.command_id, client=CLIENT, within_s=within_s)
+        except NoAnswer as error:
+            if request.wait_s is None:
+                raise
+            return replies.SendReply(accepted=False, position=None, reason=str(error), pending=True)
         if isinstance(verdict, Accepted):
             return replies.SendReply(accepted=True, position=verdict.position, reason=None)
         return replies.SendReply(accepted=False, position=None, reason=verdict.reason)
+
+    def _commands(self, limit: int) -> Iterator[CommandOnItsWay | Remembered]:
+        """Those on their way to other nodes, and then the last that were answered, newest first."""
+        yield from () if self._live.link is None else self._live.link.forwarder.on_their_way()[:limit]
+        answers = [answer for shard in self._host.shards for answer in shard.state.answers.all()]
+        elsewhere = [answer for answer in answers if not self._host.assignment.runs(answer.agent)]
+        yield from sorted(elsewhere, key=lambda answer: -answer.time_ns)[:limit]
 
     async def _state(self, request: protocol.StateRequest) -> replies.StateReply:
         address = request.agent

@@ -175,9 +175,7 @@ class Host:
         self._check_every_ns = int(settings.retention.check_every_s * SECOND_NS)
         self._connections = to = connect(self)
         self._claims, self._shared = to.claims, to.shared
-        self.intake.keep_ns = int(settings.commands.keep_s * SECOND_NS)
-        if to.forwards is not None:
-            self.intake.forwards = to.forwards
+        self.intake.forward_to(to.forwards, settings.commands.keep_s)
         states, rest = [shard.state for shard in self.shards], (recovered.bases, to.safeguards or Safeguards())
         self.housekeeper = tidy = Housekeeper(
             states, lambda number: self.shards[number].open_images, journal, settings, clock, self._inform, *rest

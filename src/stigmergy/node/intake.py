@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import Envelope, encode, open_envelope, printable
-from stigmergy.agents.messages import Command, Event
+from stigmergy.agents.messages import SECOND_NS, Command, Event
 from stigmergy.base.errors import Malformed, NotRunning, UnknownKind
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import Ingress
@@ -96,10 +96,13 @@ class Intake:
         """Where an agent lives."""
         self._has_key = bool(declaration.homes.key_name)
         self._closed: str | None = None
-        self.forwards: Callable[[str], bool] = lambda _: False
-        """Whether commands for an agent that does not run here can be sent on to where it does."""
-        self.keep_ns = 0
-        """How long a command may be on its way."""
+        self._forwards: Callable[[str], bool] | None = None
+        self._keep_ns = 0
+
+    def forward_to(self, forwards: Callable[[str], bool] | None, keep_s: float) -> None:
+        """Has commands for agents that do not run here sent on, if `forwards` says that they can be. They may be on
+        their way for so long, unless their class says otherwise."""
+        self._forwards, self._keep_ns = forwards, int(keep_s * SECOND_NS)
 
     def close(self, why: str) -> None:
         """Takes nothing more."""
@@ -205,7 +208,7 @@ class Intake:
             raise Malformed(f"{_shown(command_id)} is no command id; give a text, or leave it out")
         body = command if isinstance(command, bytes) else written(command, Command)
         if self.is_elsewhere(address) or travel.refused:
-            travel = structs.replace(travel, elsewhere=True, keep_ns=self.keep_ns)
+            travel = structs.replace(travel, elsewhere=True, keep_ns=self._keep_ns)
         ask = Ask(agent=address, command_id=command_id, command=body, source=source, client=client, travel=travel)
         shard = self.home_of(address, anywhere=travel.elsewhere)
         self._mailbox.put_command(Queued(shard=shard, input=ask, tickets=() if taken is None else (taken,)))
@@ -218,7 +221,7 @@ class Intake:
 
     def is_elsewhere(self, address: str) -> bool:
         """Whether a command for this agent is sent on to another node."""
-        return not self._assignment.runs(address) and self.forwards(address)
+        return self._forwards is not None and not self._assignment.runs(address) and self._forwards(address)
 
     def wake(self) -> None:
         """Something was put into the mailbox."""
