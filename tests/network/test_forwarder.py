@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import stigmergy as st
-from stigmergy.base.errors import DefinitionError, NoAnswer, NotAssigned
+from stigmergy.base.errors import DefinitionError, NoAnswer, NotAssigned, NotRunning
 from stigmergy.bus.memory import memory_broker
+from stigmergy.network.level_links import Known, Routes
 from stigmergy.node.settings import CommandSettings, Settings
 from stigmergy.testing.bus_rig import wait_until
 
@@ -297,3 +298,43 @@ def test_only_commands_travel() -> None:
 
         class Wrong(st.Event, supersedes=True):
             pass
+
+
+async def test_commands_leave_one_at_a_time_each_when_the_one_before_was_taken(tmp_path: Path) -> None:
+    town = Town(tmp_path, "one-by-one")
+    async with town.all() as nodes:
+        cloud, region = nodes["cloud"], nodes["region"]
+        await wait_until(lambda: reaches(cloud, "Drone/1"))
+        heard: list[int] = []
+        served = region.link.forwarder.serve
+
+        def note(agent: str, command: bytes, *rest: Any) -> Any:
+            """As a slow link would: what comes is heard, and its receipt does not leave."""
+            heard.append(len(heard))
+            raise NotRunning("not yet")
+
+        region.link.forwarder.serve = note
+        sent = [
+            asyncio.ensure_future(cloud.send("Drone/1", Fly(number=number), command_id=f"{number}", within_s=60))
+            for number in range(5)
+        ]
+        await wait_until(lambda: len(cloud.link.forwarder.on_their_way()) == 5 and bool(heard))
+        await asyncio.sleep(0.2)
+        waiting = [one.standing for one in cloud.link.forwarder.on_their_way()]
+        assert [standing.startswith("waiting for") for standing in waiting] == [False, True, True, True, True]
+        region.link.forwarder.serve = served
+        assert all(await asyncio.gather(*sent))
+        assert nodes["device"].query("Drone/1", Drone).flown == tuple(range(5))
+
+
+async def test_a_command_is_not_sent_back_to_where_it_came_from(tmp_path: Path) -> None:
+    """The region has announced an agent that nobody below it knows any more."""
+    town = Town(tmp_path, "back")
+    async with town.running("cloud") as cloud, town.running("region") as region:
+        await wait_until(lambda: reaches(cloud, "Site/west"))
+        below = cloud.link.forwarder.links.below["west/region"]
+        below.known = Known(Routes(["Drone/lost"], []))
+        with pytest.raises(NoAnswer):
+            await cloud.send("Drone/lost", Fly(number=1), within_s=2)
+        (waiting,) = region.link.forwarder.on_their_way()
+        assert waiting.standing == "waiting: no node that is known here says that it runs it"
