@@ -7,6 +7,7 @@ empty list is good. Users may pass their own evidence too.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeVar
@@ -140,6 +141,42 @@ def nothing_is_doubled(taken: Iterable[TakenMessage]) -> list[str]:
             findings.append(f"{one.receiver} took {one.source} {one.number} after {before}: {one.what}")
         last[one.receiver, one.source] = max(before, one.number)
     return findings
+
+
+# Tells arrive: what agents tell an agent of another node is taken there once and in order, unless it is given up.
+
+
+class ToldPair(Struct, frozen=True):
+    """What one shard told an agent of another node, in order, and what that node has taken of it, in order."""
+
+    teller: str
+    to: str
+    told: list[bytes]
+    taken: list[bytes]
+    given_up: list[bytes] = []
+    """What is in the dead letters of the teller's node. It may have been taken all the same: nobody said so in time."""
+    owed: list[bytes] = []
+    """What was still owed at the end."""
+
+
+def tells_arrive(pairs: Iterable[ToldPair]) -> list[str]:
+    """Per pair, what was taken is what was told, in the same order, without what was given up or is still owed."""
+    findings: list[str] = []
+    for pair in pairs:
+        left, excused = deque(pair.taken), Counter([*pair.given_up, *pair.owed])
+        lost: list[bytes] = []
+        for body in pair.told:
+            if left and left[0] == body:
+                left.popleft()
+            elif excused[body]:
+                excused[body] -= 1
+            else:
+                lost.append(body)
+        if lost:
+            findings.append(f"{pair.teller} told {pair.to}, and {len(lost)} were not taken: {lost[0]!r}")
+        if left:
+            findings.append(f"{pair.to} took from {pair.teller} twice, or out of order: {left[0]!r}")
+    return findings[:FINDINGS_MAX]
 
 
 # One holder per claim: no two believe at the same moment that they hold the same thing, and tokens only grow.

@@ -50,6 +50,8 @@ from stigmergy.sim.run import Run
 from stigmergy.store.memory import MemoryStore
 from stigmergy.uplink.rules import UplinkRule
 
+SITE = "local"
+"""Of all simulated nodes."""
 WAL_BYTES_MAX = 256 << 10
 RESERVE_BYTES = 64 << 10
 """Small, so that a short run goes through checkpoints."""
@@ -334,7 +336,7 @@ class SimNode:
         self.link = None
         if self.broker is not None:
             self.bus = self._make_bus(self.broker)
-            self.link = BusLink(host, self.bus, self.entropy, site="local", node=self.name, uplink=self.uplink)
+            self.link = BusLink(host, self.bus, self.entropy, site=SITE, node=self.name, uplink=self.uplink)
         self.peers = None if self._attach is None else self._attach(host)
         self.parts = () if self.make_parts is None else tuple(self.make_parts(self, host))
         store = MemoryStore(self.world.store_server, self.clock)

@@ -28,18 +28,23 @@ from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import tag_of
+from stigmergy.agents.effects import REMOTE_SINKS
 from stigmergy.agents.messages import SECOND_NS, Event, Keeping, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
 from stigmergy.audit.directories import ShardReading
 from stigmergy.base.errors import ConfigError, StigmergyError
 from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.network.subscriber import bus_source
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.commit_reader import KeptEvent, walk
+from stigmergy.shard.dispatch import TOLD_SOURCES
+from stigmergy.shard.outbox import read_told
 from stigmergy.sim.checkers import (
     AcknowledgedInput,
     SignedLog,
     TakenMessage,
+    ToldPair,
     Watched,
     chain_is_valid,
     everything_makes_progress,
@@ -47,12 +52,13 @@ from stigmergy.sim.checkers import (
     nothing_is_doubled,
     one_holder_at_a_time,
     safe_action_in_time,
+    tells_arrive,
 )
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.faults import ALL, Fault, Planned, read_faults
 from stigmergy.sim.fleet import FOR_S, HEAL_S, Nodes, Setup, SimFleet
 from stigmergy.sim.logbook import Logbook
-from stigmergy.sim.node import Machine, Replaced
+from stigmergy.sim.node import SITE, Machine, Replaced
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, render
 from stigmergy.sim.world import World
@@ -294,6 +300,7 @@ def _check_fleet(fleet: SimFleet) -> list[str]:
     for machine in fleet.machines.values():
         found += [f"nothing_acknowledged_is_lost: {finding}" for finding in _check_acknowledged(machine)]
         found += [f"nothing_is_doubled: {finding}" for finding in _check_doubled(machine)]
+    found += [f"tells_arrive: {finding}" for finding in tells_arrive(_told_pairs(fleet))]
     holds = fleet.holding.finish(fleet.run.loop.time_ns())
     found += [f"one_holder_at_a_time: {finding}" for finding in one_holder_at_a_time(holds)]
     found += [f"safe_action_in_time: {finding}" for finding in safe_action_in_time(_watched(fleet))]
@@ -398,6 +405,47 @@ def _check_doubled(machine: Machine) -> list[str]:
             number = min(seen[key], said.get(key, 0))
             taken.append(TakenMessage(event.address, f"{source} {event.body.hex()}", number, what))
     return nothing_is_doubled(one for one in taken if one.number)
+
+
+def _told_pairs(fleet: SimFleet) -> Iterator[ToldPair]:
+    """What agents told agents of other machines, if the log of the receiver has it as it came. Of a machine whose
+    journal was replaced nothing is said: what was in the old one is gone."""
+    whole = [machine for machine in fleet.machines.values() if not machine.past]
+    taken: dict[tuple[str, str], list[bytes]] = {}
+    given_up: dict[tuple[str, str], list[bytes]] = {}
+    for machine in whole:
+        for shard in range(len(machine.logbook.commits)):
+            for _, event in _events_of(machine.logbook, shard):
+                if event.tag == spec_of(InputFailed).tag:
+                    failure = msgspec.msgpack.decode(event.body, type=InputFailed)
+                    if failure.source.startswith(TOLD_SOURCES):
+                        given_up.setdefault((f"{machine.name}/{shard}", failure.to), []).append(failure.input)
+                    else:
+                        taken.setdefault((failure.source, failure.to), []).append(failure.input)
+                else:
+                    taken.setdefault((event.source, event.address), []).append(event.body)
+    for machine in whole:
+        for shard, commits in enumerate(machine.logbook.commits):
+            told: dict[str, list[bytes]] = {}
+            for owed in (owed for commit in commits for owed in commit.owed if owed.sink.startswith(REMOTE_SINKS)):
+                one = read_told(owed.body)
+                told.setdefault(one.to, []).append(one.message)
+            still = [read_told(pending.body) for pending in machine.logbook.states[shard].outbox.owed()]
+            for to, bodies in told.items():
+                receiver = fleet.machines.get(fleet.home.get(to, ""))
+                if receiver is None or receiver.past:
+                    continue
+                plan = receiver.fleet.plans[to.partition("/")[0]]
+                kept = [body for body in bodies if _is_kept(plan, tag_of(body))]
+                source = bus_source(f"tells {machine.fleet.name}/{SITE}/{machine.name}/{shard} {to}")
+                yield ToldPair(
+                    f"{machine.name}/{shard}",
+                    to,
+                    kept,
+                    [body for body in taken.get((source, to), []) if _is_kept(plan, tag_of(body))],
+                    given_up.get((f"{machine.name}/{shard}", to), []),
+                    [one.message for one in still if one.to == to],
+                )
 
 
 def _watched(fleet: SimFleet) -> Iterator[Watched]:

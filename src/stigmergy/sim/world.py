@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar, overload
 from msgspec import Struct
 
 from stigmergy.agents.agent import Agent
-from stigmergy.agents.effects import Order
+from stigmergy.agents.effects import REMOTE_SINKS, Order
 from stigmergy.agents.messages import Action, Command, Event, spec_of
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.base.errors import ConfigError, UnknownKind
@@ -28,6 +28,7 @@ from stigmergy.claims.permissions import read_asked
 from stigmergy.control.live import Live
 from stigmergy.node.intake import check_address, written
 from stigmergy.shard.inputs import Verdict
+from stigmergy.shard.outbox import read_told
 from stigmergy.sim.checkers import Settling
 from stigmergy.sim.fleet import SimFleet
 from stigmergy.sim.node import Machine, Replaced
@@ -295,12 +296,17 @@ class World:
                 host = live.host
                 # What waits for company on its way to the disk is decided; agents that never rest always have some.
                 waiting = host.mailbox.items
-                owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in host.shards) - _in_line(
-                    live
-                )
+                owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in host.shards)
+                owed -= _in_line(live) + self._unclaimed(live)
             at_broker = held.held_count(name) if machine.broker is not None else 0
             found.append(Settling(name, live is not None, machine.feed.open_count, waiting, owed, at_broker))
         return found
+
+    def _unclaimed(self, live: Live) -> int:
+        """How many tells are kept for agents that no machine runs: nobody will ever take them."""
+        owed = (pending for shard in live.host.shards for pending in shard.state.outbox.owed())
+        told = (read_told(pending.body).to for pending in owed if pending.sink.startswith(REMOTE_SINKS))
+        return sum(to not in self._fleet.home for to in told)
 
     # ------------------------------------------------------------------ for the caller
 

@@ -11,6 +11,7 @@ from stigmergy.sim.checkers import (
     Settling,
     SignedLog,
     TakenMessage,
+    ToldPair,
     Watched,
     chain_is_valid,
     everything_makes_progress,
@@ -19,6 +20,7 @@ from stigmergy.sim.checkers import (
     one_holder_at_a_time,
     replicas_converge,
     safe_action_in_time,
+    tells_arrive,
 )
 
 SECOND = 1_000_000_000
@@ -33,6 +35,23 @@ def test_what_was_acknowledged_must_be_in_the_log_or_declared_as_skipped() -> No
     assert "world 2 for Drone/1 was acknowledged and is not in the log" in finding
     assert nothing_acknowledged_is_lost(told, kept, [("other", "world", 2, 2)])
     assert nothing_acknowledged_is_lost(told, kept, [("n", "other", 2, 2)])
+
+
+def test_what_is_told_arrives_once_and_in_order() -> None:
+    told = [b"1", b"2", b"3"]
+    good = [
+        ToldPair("a/0", "Cart/b", told, told),
+        ToldPair("a/0", "Cart/b", told, [b"1", b"3"], given_up=[b"2"]),
+        ToldPair("a/0", "Cart/b", told, told, given_up=[b"2"]),
+        ToldPair("a/0", "Cart/b", told, [b"1"], owed=[b"2", b"3"]),
+    ]
+    assert tells_arrive(good) == []
+    for taken, word in (
+        ([b"1", b"3"], "not taken"),
+        ([b"1", b"2", b"2", b"3"], "twice"),
+        ([b"2", b"1", b"3"], "order"),
+    ):
+        assert any(word in finding for finding in tells_arrive([ToldPair("a/0", "Cart/b", told, taken)])), word
 
 
 def test_no_message_is_taken_twice_or_after_a_later_one() -> None:
