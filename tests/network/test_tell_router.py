@@ -314,6 +314,32 @@ def test_a_receiver_that_cannot_read_a_tell_says_so_and_takes_the_others() -> No
     stage.world.run(scene())
 
 
+def test_a_crash_while_a_tell_is_given_up_does_not_make_it_count_as_delivered() -> None:
+    """Its receiver may pass over it only when it is durable here that it was given up."""
+    stage = Stage()
+
+    async def scene() -> None:
+        a, b = await stage.start("a", "b")
+        await a.send("Cart/a1", Pass(to="Cart/b1", number=1))
+        await wait(lambda: heard(b, "Cart/b1") == ["Cart/a1 1"])
+        await asyncio.gather(
+            *(a.send("Cart/a1", Pass(to="Cart/b1", number=number)) for number in (-2, 3)), return_exceptions=True
+        )
+        stage.nodes["a"].latency.before_s = 4.0
+        await asyncio.sleep(1)
+        await stage.nodes["a"].kill()
+        stage.nodes["a"].latency.before_s = 0.0
+        a = await stage.nodes["a"].start()
+        await wait(lambda: len(heard(b, "Cart/b1")) == 2)
+        await wait(lambda: a.standing().owed == 0)
+        (lost,) = a.query("Cart/a1", Cart).lost
+        assert lost.startswith("Cart/b1 Odd: node 'b' refuses it: ")
+        assert [letter.agent for letter in a.dead_letters()] == ["Cart/b1"]
+        await stage.stop()
+
+    stage.world.run(scene())
+
+
 def test_a_node_that_runs_everything_leaves_tells_to_the_node_that_names_the_agent() -> None:
     stage = Stage()
     stage.nodes["g"] = SimNode(
