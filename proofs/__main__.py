@@ -64,6 +64,7 @@ ROWS = (
     Row("workers", "25", 30),
     Row("claims", "", 8),
     Row("link_cuts", "", 6),
+    Row("tells_routed", "", 25),
     Row("gateways", "", 10),
     Row("engines", "", 20),
     Row("ring_kill", "", 1),

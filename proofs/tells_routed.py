@@ -1,0 +1,279 @@
+"""Agents of three nodes and of two fleets tell each other numbers through a real Mosquitto, while links are cut and
+nodes are killed with SIGKILL.
+
+Each node is a process of its own, `stigmergy run` on SQLite, behind a proxy of its own. This process gives every agent
+one command after the other for each agent elsewhere, and asks again with the same id what was not answered. At random
+moments the link of a node is cut, hangs, or loses what the broker says, or the node is killed and started again. Every
+agent checks the numbers of each teller: they must come as 1, 2, 3 … At the end all that was accepted must have come.
+
+    python -m proofs.tells_routed [--cuts N] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import Struct
+
+from proofs.report import Proof
+from stigmergy.base.errors import StigmergyError
+from stigmergy.control.protocol import Request, SendRequest, StateRequest, StatusRequest, read_single
+from stigmergy.control.socket import ControlCall
+from stigmergy.testing.brokers import NoBroker, start_mosquitto
+from stigmergy.testing.bus_rig import wait_until
+from stigmergy.testing.proxy import LinkProxy
+
+R = TypeVar("R")
+ROOT = Path(__file__).resolve().parent.parent
+CUTS = 500
+CUTS_QUICK = 12
+KILL_SHARE = 0.2
+"""Of the cuts, so many kill the node instead."""
+BETWEEN_S_MAX = 0.5
+BETWEEN_COUNT_MIN = 10
+"""Commands that must have been answered between two cuts: on a busy machine cuts wait for traffic."""
+DOWN_S_MAX = 0.2
+PACE_S = 0.02
+START_S_MAX = 240.0
+FINISH_S_MAX = 600.0
+PAUSE_S = 0.05
+MQTT = "mqtt://127.0.0.1:{port}?reconnect_s_max=0.05&keepalive_s=5"
+NODES = (("a", "yard", ("Cart/a1", "Cart/a2")), ("b", "yard", ("Cart/b1", "Cart/b2")), ("g", "ground", ("Pilot/p",)))
+
+
+class Tally(Struct):
+    """What was done."""
+
+    cuts: int = 0
+    kills: int = 0
+    told: int = 0
+    asked_again: int = 0
+    sent: int = 0
+    """Tells in frames, repetitions included, of the last run of each node."""
+    links: int = 0
+
+
+class Node:
+    """A process that runs some agents, behind a proxy."""
+
+    def __init__(self, name: str, fleet: str, agents: tuple[str, ...], folder: Path, broker_port: int) -> None:
+        self.name = name
+        self.fleet = fleet
+        self.agents = agents
+        self._folder = folder / name
+        self._folder.mkdir()
+        named = ", ".join(f'"{agent}"' for agent in agents)
+        (self._folder / "stigmergy.toml").write_text(f"[fleet]\nagents = [{named}]\n", encoding="utf-8")
+        self.proxy = LinkProxy(broker_port)
+        self._process: asyncio.subprocess.Process | None = None
+        self.call = ControlCall(self._folder / "control.sock", timeout_s=10.0)
+
+    async def start(self) -> None:
+        """Starts the process; returns when it answers."""
+        log = os.open(self._folder / "run.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "stigmergy", "run", f"proofs.tells_routed_node:{self.fleet}"),
+                *("--bus", MQTT.format(port=self.proxy.port), "--node", self.name),
+                *("--journal", "sqlite:node.db", "--socket", "control.sock"),
+                cwd=self._folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=log,
+            )
+        finally:
+            os.close(log)
+        async with asyncio.timeout(START_S_MAX):
+            while await self.ask(StatusRequest()) is None:
+                if self._process.returncode is not None:
+                    said = (self._folder / "run.log").read_text(encoding="utf-8")[-2000:]
+                    raise RuntimeError(f"node {self.name} has ended: {said}")
+                await asyncio.sleep(PAUSE_S)
+
+    async def ask(self, request: Request[R]) -> R | None:
+        """The reply; None if the node does not answer."""
+        try:
+            async for line in self.call.ask(request):
+                return read_single(line, request)
+        except (StigmergyError, TimeoutError, OSError):
+            return None
+        return None
+
+    async def end(self, number: int) -> None:
+        """Ends the process with this signal, and waits for it."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+            await self._process.wait()
+
+
+class Trial:
+    """The nodes, who tells whom, and who cuts."""
+
+    def __init__(self, folder: Path, broker_port: int, seed: int) -> None:
+        self.tally = Tally()
+        self.violations: list[str] = []
+        self._chance = random.Random(seed)
+        self.nodes = [Node(name, fleet, agents, folder, broker_port) for name, fleet, agents in NODES]
+        self._told: dict[tuple[str, str], int] = {}
+        self._is_over = False
+
+    async def run(self, cuts: int) -> None:
+        """Cuts and kills, lets everything arrive, and compares."""
+        for node in self.nodes:
+            await node.proxy.start()
+        try:
+            for node in self.nodes:
+                await node.start()
+            telling = [
+                asyncio.ensure_future(self._tell(node, by, other, to))
+                for node in self.nodes
+                for by in node.agents
+                for other in self.nodes
+                for to in other.agents
+                if other is not node
+            ]
+            for _ in range(cuts):
+                await self._wait_told(self.tally.told + BETWEEN_COUNT_MIN)
+                await self._harm()
+                await asyncio.sleep(self._chance.random() * BETWEEN_S_MAX)
+            self._is_over = True
+            await asyncio.gather(*telling)
+            await self._finish()
+        finally:
+            for node in self.nodes:
+                await node.end(signal.SIGKILL)
+                self.tally.links += node.proxy.connections
+                await node.proxy.close()
+
+    async def _tell(self, node: Node, by: str, other: Node, to: str) -> None:
+        """Has one agent tell another one numbers, until it is over."""
+        named = to if node.fleet == other.fleet else f"{other.fleet}/{to}"
+        number = 0
+        while not self._is_over:
+            number += 1
+            command_id = f"{by}.{to}.{number}"
+            request = SendRequest(
+                agent=by, command="Pass", fields={"to": named, "number": number}, command_id=command_id
+            )
+            while (answer := await node.ask(request)) is None:
+                self.tally.asked_again += 1
+                await asyncio.sleep(PAUSE_S)
+            if not answer.accepted:
+                self.violations.append(f"{by} refused to tell {to}: {answer.reason}")
+            self._told[by, to] = number
+            self.tally.told += 1
+            await asyncio.sleep(PACE_S)
+
+    async def _wait_told(self, count: int) -> None:
+        await wait_until(lambda: self.tally.told >= count, within_s=START_S_MAX)
+
+    async def _harm(self) -> None:
+        node = self._chance.choice(self.nodes)
+        self.tally.cuts += 1
+        if self._chance.random() < KILL_SHARE:
+            self.tally.kills += 1
+            await node.end(signal.SIGKILL)
+            await node.start()
+            return
+        how = self._chance.randrange(3)
+        if how == 0:
+            node.proxy.mute_server()
+        elif how == 1:
+            node.proxy.stall()
+        await asyncio.sleep(self._chance.random() * 0.05)
+        node.proxy.cut()
+        await asyncio.sleep(self._chance.random() * DOWN_S_MAX)
+        node.proxy.restore()
+
+    async def _finish(self) -> None:
+        """No more harm: everything that was accepted must arrive, and be settled."""
+        deadline_s = time.monotonic() + FINISH_S_MAX
+        left = await self._left()
+        while left and time.monotonic() < deadline_s:
+            await asyncio.sleep(PAUSE_S)
+            left = await self._left()
+        self.violations += [f"not within {FINISH_S_MAX:g} s: {what}" for what in left]
+        for node in self.nodes:
+            for agent in node.agents:
+                state = await node.ask(StateRequest(agent=agent))
+                self.violations += [f"{agent}: {wrong}" for wrong in (state.state["wrong"] if state else ["no answer"])]
+            status = await node.ask(StatusRequest())
+            if status is not None:
+                self.tally.sent += status.counters["tells_sent"]
+                self.violations += [f"{node.name}: dead letters"] * (status.dead_letters > 0)
+
+    async def _left(self) -> list[str]:
+        """What has not come yet."""
+        left: list[str] = []
+        for node in self.nodes:
+            status = await node.ask(StatusRequest())
+            if status is None or status.owed:
+                left.append(f"{node.name} owes {status.owed if status else 'an answer'}")
+            for agent in node.agents:
+                state = await node.ask(StateRequest(agent=agent))
+                last = state.state["last"] if state else {}
+                for (by, to), number in self._told.items():
+                    if to == agent and last.get(by, 0) != number:
+                        left.append(f"{by} told {to} {number} numbers, {last.get(by, 0)} came")
+        return left
+
+
+def run(cuts: int, seed: int) -> Trial:
+    """Cuts links and kills nodes at a fresh broker. Raises NoBroker."""
+
+    async def trial(folder: Path, port: int) -> Trial:
+        made = Trial(folder, port, seed)
+        await made.run(cuts)
+        return made
+
+    with tempfile.TemporaryDirectory(prefix="stigmergy-tells-") as name:
+        folder = Path(name)
+        (folder / "broker").mkdir()
+        with start_mosquitto(folder / "broker") as broker:
+            return asyncio.run(trial(folder, broker.port))
+
+
+def prove(*, quick: bool = False) -> Proof:
+    """The proof as `make prove` runs it."""
+    figures: dict[str, object] = {}
+    cases, violations = 0, []
+    try:
+        trial = run(CUTS_QUICK if quick else CUTS, seed=1)
+    except NoBroker as missing:
+        figures["mosquitto"] = f"NOT TRIED: {missing}"
+    else:
+        cases, violations = trial.tally.cuts, trial.violations
+        figures = {name: getattr(trial.tally, name) for name in Tally.__struct_fields__}
+    return Proof(
+        name="tells_routed",
+        promise="tells between nodes and fleets: none lost, none doubled, in order per pair, whatever is cut or killed",
+        cases=cases,
+        violations=violations,
+        figures=figures,
+    )
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cuts", type=int, default=CUTS)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    trial = run(options.cuts, options.seed)
+    print(trial.tally)
+    for violation in trial.violations:
+        print("violation:", violation)
+    return 1 if trial.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
