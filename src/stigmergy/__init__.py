@@ -55,6 +55,7 @@ from stigmergy.base.errors import (
     BlobMissing,
     ClaimLapsed,
     DeviceRefused,
+    LogCut,
     NoAnswer,
     NotAssigned,
     NotRunning,
@@ -64,7 +65,7 @@ from stigmergy.base.errors import (
     StoreFull,
 )
 from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset
-from stigmergy.clients.client import Client, Heard
+from stigmergy.clients.client import Client
 from stigmergy.control.live import Live
 from stigmergy.crdt.flags import DisableWinsFlag, EnableWinsFlag
 from stigmergy.crdt.gcounter import GCounter
@@ -80,6 +81,7 @@ from stigmergy.devices.pid import Pid
 from stigmergy.devices.port import Feed
 from stigmergy.node.mailbox import BLOCK, DROP_OLDEST, sample
 from stigmergy.node.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots, UplinkSettings
+from stigmergy.node.watching import Heard, Watching
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
 from stigmergy.store.blobs import Blobs, BlobSettings
 from stigmergy.uplink.rules import Aggregate, FieldSummary, Summary, UplinkRule
@@ -128,6 +130,7 @@ __all__ = [
     "InputFailed",
     "LWWRegister",
     "Live",
+    "LogCut",
     "Lost",
     "MVRegister",
     "Member",
@@ -173,6 +176,7 @@ __all__ = [
     "Verdict",
     "WakeMe",
     "WakeMeAt",
+    "Watching",
     "WhenStale",
     "Window",
     "WindowClosed",

@@ -34,6 +34,7 @@ from stigmergy import (
     shared,
 )
 from stigmergy.app import client as client_module
+from stigmergy.app import watching as watching_module
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import NodeConfig, Running
 from stigmergy.app.workers import NatsWorker
@@ -249,7 +250,7 @@ async def test_an_observation_waits_for_the_node_that_is_away(url: str, tmp_path
 
 
 async def test_what_is_not_taken_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "HELD_MAX", 3)
+    monkeypatch.setattr(watching_module, "HELD_MAX", 3)
     url = f"memory:{tmp_path.name}"
     node = Node(tmp_path, url, "a", [])
     live = await node.start()

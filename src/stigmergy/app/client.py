@@ -12,8 +12,8 @@ A fleet on NATS workers is reached through the owners of its shards.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 from urllib.parse import urlsplit
@@ -22,10 +22,11 @@ import msgspec
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.assignment import shown as few
-from stigmergy.agents.messages import Command, Event, spec_of
+from stigmergy.agents.messages import Command, Event
 from stigmergy.app.cluster_client import Workers, find_workers
 from stigmergy.app.node_config import NodeConfig, open_bus, shown
 from stigmergy.app.registry import without_session
+from stigmergy.app.watching import HistoryClient, NodesWatching, TopicWatching
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import (
     ConfigError,
@@ -41,11 +42,12 @@ from stigmergy.base.errors import (
     UnknownKind,
 )
 from stigmergy.base.system import SystemClock, SystemEntropy
-from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, body_of, data_of, read_event, write_structured
+from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, data_of, read_event, write_structured
+from stigmergy.bus.history import read_topics
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import MEMBERS_COUNT_MAX, Member, locate, may_run, read_presence
 from stigmergy.bus.replies import ANSWER, QUERY, REFUSAL, STATE
-from stigmergy.bus.topics import AGENTS, Channel, Topics, check_level_name, parse_topic, read_template
+from stigmergy.bus.topics import AGENTS, Channel, Topics, check_level_name, parse_topic
 from stigmergy.clients.client import (
     ANY_TOPIC,
     REFUSED,
@@ -53,7 +55,6 @@ from stigmergy.clients.client import (
     WITHIN_S_MAX,
     AgentT,
     Client,
-    Heard,
     Watching,
     check_kind,
     checked_within,
@@ -65,6 +66,7 @@ from stigmergy.control import protocol
 from stigmergy.control.protocol import UnreadableReply, error_named
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.intake import check_address, written
+from stigmergy.node.watching import read_start
 from stigmergy.shard.inputs import Refused, Verdict
 
 AGAIN_S = 1.0
@@ -75,8 +77,6 @@ WAITING_MAX = 1_000
 """Requests of one client that wait for their answers at once."""
 LISTENED_MAX = 256
 """So many agents are listened to for answers one by one; for more, those of all are heard, and most passed over."""
-HELD_MAX = 1_000
-"""Events that wait in one `watch`; of more the oldest are dropped and counted."""
 REFUSED_S_MAX = 0.25
 """So long the refusal of what was observed is waited for: no message says that a node has taken it."""
 KNOWN_MAX = 10_000
@@ -108,7 +108,8 @@ class BusClient(Client):
         self._up = asyncio.Event()
         self._waiting: dict[tuple[str, str], asyncio.Future[Any]] = {}
         self._listened: dict[str, None] = {}
-        self._watching: list[BusWatching] = []
+        self._history: HistoryClient | None = None
+        self._watching: list[TopicWatching | NodesWatching] = []
         self._answering: dict[str, None] = {}
         """Agents on NATS that a node has answered for."""
         self._unrefused: dict[tuple[str, str], None] = {}
@@ -135,7 +136,7 @@ class BusClient(Client):
 
     async def close(self) -> None:
         for watching in self._watching:
-            watching._end()
+            watching.end()
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(NotRunning("the client was closed"))
@@ -155,7 +156,9 @@ class BusClient(Client):
         else:
             self._bus = open_bus(NodeConfig(bus=without_session(self._url)), client_id, self._entropy)
         assert self._bus is not None
+        self._history = HistoryClient(self._bus, self._topics, self._name, lambda: self._members)
         self._bus.on_link(lambda up: self._up.set() if up else self._up.clear())
+        self._bus.on_link(self._history.link)
         await self._bus.subscribe(self._topics.nodes_pattern(Channel.PRESENCE), self._hear_presence)
         await self._bus.open()
         while not self._bus.is_up:
@@ -255,16 +258,21 @@ class BusClient(Client):
         kind: type[Event] | type[Agent] | None = None,
         agent: str | None = None,
         after: str | None = None,
-    ) -> BusWatching:
+        since: datetime | str | None = None,
+        latest: bool = False,
+    ) -> Watching:
         """What agents publish from now on: `async for heard in far.watch("Cart/+/place")`.
 
         A topic is the agent's kind, its name and what it calls the topic, `+` for any of them, `#` for all that
         follow. With `kind`, an event class, only its events, made from it. At most 1,000 wait to be taken; of more the
         oldest are dropped, and counted in `dropped`. On workers without a bus nobody could be heard: ConfigError is
         raised where the first event is waited for.
+
+        With history nothing is dropped, missed or repeated: behind `after`, that of an event, or "start"; with what was
+        published `since` a time; or with the `latest` event of each topic. Then nodes are asked for their logs, and
+        NoAnswer is raised if none answers in time. What retention has dropped is said: LogCut is raised once, or,
+        without `after`, the node is in `truncated`.
         """
-        if after is not None:
-            raise ConfigError(f"watch(after={after!r}): nobody keeps what is published on a bus; {OVER_HTTP}")
         if isinstance(kind, type) and issubclass(kind, Agent):
             agent, kind = agent or f"{kind.__agent_kind__}/+", None
         if agent is not None and topic != ANY_TOPIC:
@@ -272,7 +280,17 @@ class BusClient(Client):
         topic = topic if agent is None else f"{agent}/#"
         if self._bus is None:
             raise NotRunning("the client is not open; use it inside async with")
-        watching = BusWatching(self._bus, self._pattern(topic), kind, self._check_heard)
+        topics, start = read_topics(topic), read_start(after, since, latest)
+        if start is None:
+            watching: TopicWatching | NodesWatching = TopicWatching(
+                self._bus, f"{self._topics.root}/{AGENTS}/{_with_channel(topics)}", kind, self._check_heard
+            )
+        else:
+            assert self._history is not None
+            watch_id = self._entropy.token(NAME_BYTES).hex()
+            watching = NodesWatching(
+                self._history, watch_id, topics, kind, start, self._within_s, self._check_heard, self._named_members
+            )
         self._watching.append(watching)
         return watching
 
@@ -433,7 +451,10 @@ class BusClient(Client):
         if not member.online:
             self._members.pop(member.node, None)
         elif member.node in self._members or len(self._members) < MEMBERS_COUNT_MAX:
+            before = self._members.get(member.node)
             self._members[member.node] = member
+            if self._history is not None:
+                self._history.found(member.node, is_new=before is None or before.run != member.run)
 
     def _whereabouts(self, address: str) -> str:
         """Who is known to be there."""
@@ -441,10 +462,14 @@ class BusClient(Client):
             return f"the broker did not take it: {self._last_error}"
         if where := locate(address, "", self.members()):
             return f"{where}, as far as is known, and does not answer"
+        named = self._named_members()
+        return f"no node says that it runs it; there are {named}" if self._members else named
+
+    def _named_members(self) -> str:
         named = [f"{one.node} ({few(one.agents) if one.agents else 'any agent'})" for one in self.members()]
         if not named:
             return f"no node of {self._fleet!r} at the site {self._topics.site!r} is known: check url, fleet= and site="
-        return f"no node says that it runs it; there are {', '.join(named[:8])}"
+        return ", ".join(named[:8])
 
     # ------------------------------------------------------------------ through workers
 
@@ -505,79 +530,6 @@ class BusClient(Client):
     def _message(self, address: str, channel: Channel, event: CloudEvent) -> BusMessage:
         return BusMessage(self._topics.of_agent(address, channel), write_structured(event), content_type=STRUCTURED)
 
-    def _pattern(self, topic: str) -> str:
-        levels = topic.split("/")
-        if len(levels) < 3 or not all(levels):
-            raise Malformed(
-                f"topic {topic!r}: give kind, name and topic of an agent, like 'Cart/+/place' or 'Cart/+/#'"
-            )
-        template = read_template("/".join(level for level in levels if level != "#"))
-        kind, name, *about = [*template.pattern.split("/"), *(["#"] if levels[-1] == "#" else [])]
-        return "/".join((self._topics.root, AGENTS, kind, name, Channel.EVENTS.value, *about))
-
-
-class BusWatching(Watching):
-    """What agents publish, as it comes. `dropped` counts what came faster than it was taken."""
-
-    def __init__(self, bus: Bus, pattern: str, kind: type[Event] | None, check: Callable[[], Awaitable[None]]) -> None:
-        """`check` is waited for first: it raises where nobody could be heard."""
-        self._kind = kind
-        self._tag = None if kind is None else spec_of(kind).tag
-        self._decoder = None if kind is None else msgspec.msgpack.Decoder(kind)
-        self._held: deque[Heard] = deque()
-        self._some = asyncio.Event()
-        self._ended = False
-        self._subscribed = asyncio.ensure_future(self._subscribe(bus, pattern, check))
-        self.dropped = 0
-        self.refused = 0
-
-    async def _subscribe(self, bus: Bus, pattern: str, check: Callable[[], Awaitable[None]]) -> None:
-        await check()
-        await bus.subscribe(pattern, self._hear)
-
-    async def wait_ready(self) -> None:
-        """Returns when the broker has the subscription: what is published from now on is heard. Raises ConfigError
-        where nobody could be."""
-        await asyncio.shield(self._subscribed)
-
-    async def __anext__(self) -> Heard:
-        await self.wait_ready()
-        while not self._held:
-            if self._ended:
-                raise StopAsyncIteration
-            self._some.clear()
-            await self._some.wait()
-        return self._held.popleft()
-
-    async def aclose(self) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        self._ended = True
-        self._some.set()
-        if not self._subscribed.done():
-            self._subscribed.cancel()
-
-    async def _hear(self, message: BusMessage) -> None:
-        if self._ended:
-            return
-        try:
-            topic = parse_topic(message.topic)
-            event = read_event(message.payload, message.content_type, message.properties)
-            if self._tag is not None and event.type != self._tag:
-                return
-            data = event.data
-            if self._decoder is not None and self._tag is not None:
-                data = self._decoder.decode(body_of(event, self._tag))
-        except (StigmergyError, msgspec.MsgspecError):
-            self.refused += 1
-            return
-        if len(self._held) >= HELD_MAX:
-            self._held.popleft()
-            self.dropped += 1
-        self._held.append(Heard(topic.name, topic.about, event.type, data, event.time or ""))
-        self._some.set()
-
 
 def connect(
     url: str,
@@ -630,6 +582,12 @@ def _open_transport(url: str, fleet: str | Declaration | None, token: str | None
     if fleet is None:
         raise ConfigError(f"connect({shown(url)!r}): which fleet? gRPC names it in its requests: give fleet=")
     return GrpcTransport(url, fleet if isinstance(fleet, str) else fleet.name, token, ca)
+
+
+def _with_channel(topics: str) -> str:
+    """The topics of agents that have these kinds, names and topics."""
+    kind, name, about = topics.split("/", 2)
+    return f"{kind}/{name}/{Channel.EVENTS.value}/{about}"
 
 
 def _remember(known: dict[Any, None], one: Any) -> None:

@@ -10,6 +10,8 @@
     delivery/north/nodes/gateway/presence               out  that the node is here, retained by the broker
     delivery/north/nodes/gateway/refusals               out  what this node has refused
     delivery/north/nodes/gateway/acknowledgements       in   which of this node's tells are durable where they went
+    delivery/north/nodes/gateway/history                in   requests for what its agents have published
+    delivery/north/nodes/gateway/published/op-1         out  the replies to the client op-1
 
 A level is a text without `/`. Characters that have a meaning for brokers (`/ + # * > $ . %`), spaces, control and
 non-ASCII characters are percent-encoded as in URLs, so names and topics map one to one.
@@ -50,6 +52,8 @@ class Channel(Enum):
     PRESENCE = "presence"
     REFUSALS = "refusals"
     ACKNOWLEDGEMENTS = "acknowledgements"
+    HISTORY = "history"
+    PUBLISHED = "published"
 
 
 OF_AGENTS = (
@@ -61,7 +65,9 @@ OF_AGENTS = (
     Channel.STATES,
     Channel.TELLS,
 )
-OF_NODES = (Channel.PRESENCE, Channel.REFUSALS, Channel.ACKNOWLEDGEMENTS)
+OF_NODES = (Channel.PRESENCE, Channel.REFUSALS, Channel.ACKNOWLEDGEMENTS, Channel.HISTORY, Channel.PUBLISHED)
+EVERY_NODE = ""
+"""Instead of a node's name: each node hears it."""
 
 
 class Topic(Struct, frozen=True):
@@ -73,7 +79,7 @@ class Topic(Struct, frozen=True):
     name: str
     """An agent's address, or a node's name."""
     about: str = ""
-    """For events: the topic that the agent gave."""
+    """For events: the topic that the agent gave. For replies with history: the client."""
 
 
 class Topics(Struct, frozen=True):
@@ -100,6 +106,14 @@ class Topics(Struct, frozen=True):
     def of_node(self, node: str, channel: Channel) -> str:
         """The topic of a node."""
         return f"{self.root}/{NODES}/{escape(node)}/{channel.value}"
+
+    def published(self, node: str, client: str) -> str:
+        """Where a node sends a client the history that it asked for."""
+        return f"{self.of_node(node, Channel.PUBLISHED)}/{escape(client)}"
+
+    def published_pattern(self, client: str) -> str:
+        """The same of all nodes."""
+        return f"{self.nodes_pattern(Channel.PUBLISHED)}/{escape(client)}"
 
     def agents_pattern(self, channel: Channel, address: str = "*/*") -> str:
         """The pattern for a channel of one agent, or of several: a level with `*` in it matches any."""
@@ -154,8 +168,10 @@ def parse_topic(topic: str) -> Topic:
             about = "/".join(unescape(level) for level in levels[6:])
             if channel in OF_AGENTS and (len(levels) > 6) == (channel is Channel.EVENTS):
                 return Topic(fleet, site, channel, address, about)
-        if group == NODES and len(levels) == 5 and Channel(levels[4]) in OF_NODES:
-            return Topic(fleet, site, Channel(levels[4]), unescape(levels[3]))
+        if group == NODES and len(levels) in (5, 6) and (channel := Channel(levels[4])) in OF_NODES:
+            about = "/".join(unescape(level) for level in levels[5:])
+            if (len(levels) > 5) == (channel is Channel.PUBLISHED):
+                return Topic(fleet, site, channel, unescape(levels[3]), about)
     except (IndexError, ValueError):
         pass
     raise Malformed(f"{topic[:200]!r} is not a topic of docs/topics.md")

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 import msgspec
-from msgspec import Struct
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.messages import Command, Event, is_number
 from stigmergy.base.errors import ConfigError, Malformed, TooLarge, UnknownKind, UnknownTag
 from stigmergy.bus.presence import Member
+from stigmergy.node.watching import Heard, Watching
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
 
 WITHIN_S = 10.0
@@ -33,45 +34,6 @@ REFUSED = (Malformed, UnknownTag, UnknownKind, TooLarge)
 """What a node says of a command that no agent can take, instead of a verdict."""
 ANY_TOPIC = "+/+/#"
 AgentT = TypeVar("AgentT", bound=Agent)
-
-
-class Heard(Struct, frozen=True):
-    """What an agent has published, or, over HTTP and gRPC, an event of its log."""
-
-    agent: str
-    topic: str
-    """What the agent calls it: the topic of its `Publish`. Empty for an event of a log."""
-    type: str
-    """The tag of the event, such as "Driven@1"."""
-    event: Any
-    """The event, made from its class, if `watch` was given that; else its fields."""
-    time: str = ""
-    """When it became durable, in ISO 8601; empty if the sender did not say."""
-    after: str = ""
-    """Of an event of a log: `watch(after=…)` goes on behind it."""
-
-
-class Watching(abc.ABC):
-    """What agents publish, or keep, as it comes: an async iterator."""
-
-    dropped = 0
-    """How much came faster than it was taken."""
-    refused = 0
-    """Messages that are no events, or none of the class, although they say so."""
-
-    @abc.abstractmethod
-    async def wait_ready(self) -> None:
-        """Returns when what happens from now on is heard."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    @abc.abstractmethod
-    async def __anext__(self) -> Heard: ...
-
-    @abc.abstractmethod
-    async def aclose(self) -> None:
-        """Hears no more."""
 
 
 class Client(abc.ABC):
@@ -151,13 +113,16 @@ class Client(abc.ABC):
         kind: type[Event] | type[Agent] | None = None,
         agent: str | None = None,
         after: str | None = None,
+        since: datetime | str | None = None,
+        latest: bool = False,
     ) -> Watching:
         """What happens from now on, or behind the position `after`.
 
-        Over a bus: what agents publish under a topic, such as `watch("Cart/+/place")`; nobody keeps it, so there is no
-        `after`. Over HTTP and gRPC: the events of agents' logs, without a gap or a double, also when the connection
-        breaks; `after` is the `after` of an event that was heard before, or "start". `kind` is an event class, whose
-        events are then made from it, or an agent class; `agent` an address.
+        Over a bus: what agents publish under a topic, such as `watch("Cart/+/place")`; also `since` a time, or with the
+        `latest` event of each topic first. Over HTTP and gRPC: the events of agents' logs. Both without a gap or a
+        double, also when the connection breaks, but for a bus that is watched from now on; `after` is the `after` of an
+        event that was heard before, or "start". `kind` is an event class, whose events are then made from it, or an
+        agent class; `agent` an address.
         """
 
     @abc.abstractmethod
@@ -205,3 +170,20 @@ def typed_state(address: str, state: Any, kind: type[AgentT]) -> AgentT:
             f"{address}: its state is no {kind.__agent_kind__} of this program ({error}); windows and shared fields "
             "are told as plain values: ask without the class"
         ) from None
+
+
+__all__ = [
+    "ANY_TOPIC",
+    "REFUSED",
+    "WITHIN_S",
+    "WITHIN_S_MAX",
+    "AgentT",
+    "Client",
+    "Heard",
+    "Watching",
+    "check_kind",
+    "checked_within",
+    "kind_name",
+    "typed_state",
+    "verdict_of",
+]

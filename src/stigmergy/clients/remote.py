@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Protocol, Self, TypeVar, overload
 
 import msgspec
@@ -199,6 +200,8 @@ class RemoteClient(Client):
         kind: type[Event] | type[Agent] | None = None,
         agent: str | None = None,
         after: str | None = None,
+        since: datetime | str | None = None,
+        latest: bool = False,
     ) -> Watching:
         raise ConfigError("watch() is not there yet over this connection; watch a bus instead: mqtt://… or nats://…")
 

@@ -28,6 +28,7 @@ from stigmergy.bus.subscriptions import COLLECT_ALL, Collect
 from stigmergy.bus.topics import Topics, check_level_name
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.network.forwarder import Forwarder
+from stigmergy.network.history import HistoryService
 from stigmergy.network.level_links import LevelLinks
 from stigmergy.network.subscriber import Subscriber
 from stigmergy.network.tell_router import TellRouter
@@ -234,6 +235,7 @@ class BusLink:
             gone_s=settings.bus.presence_gone_s,
         )
         self.router = TellRouter(bus, self.topics, node, host, self.presence)
+        self.history = HistoryService(bus, self.topics, node, host)
         sender = UplinkSource(declaration.name, site, node)
         all_of_them = (COLLECT_ALL,) if collects else ()
         collected = (*declaration.collects, *all_of_them)
@@ -274,6 +276,7 @@ class BusLink:
         await self.subscriber.start()
         await self.router.start()
         await self.forwarder.start()
+        await self.history.start()
         await self.relay.start()
         self.publisher.start()
         await self._bus.open(self.presence.will)
@@ -294,6 +297,7 @@ class BusLink:
         await self.publisher.stop()
         await self.router.stop()
         await self.forwarder.stop()
+        await self.history.stop()
         await self.relay.stop()
         await self.teller.stop()
         await self._bus.close()
@@ -306,6 +310,7 @@ class BusLink:
         await self.publisher.stop()
         await self.router.stop()
         await self.forwarder.stop()
+        await self.history.stop()
         await self.relay.stop()
         await self.teller.stop()
 
@@ -345,6 +350,7 @@ class BusLink:
             self.teller.counters,
             self.router.counters,
             self.forwarder.counters,
+            self.history.counters,
         )
         counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
         return (
