@@ -47,6 +47,7 @@ from stigmergy.agents.supervision import (
     Supervise,
     WhenStale,
 )
+from stigmergy.agents.view import Key, Origin, View, project
 from stigmergy.agents.windows import Window
 from stigmergy.app.client import connect
 from stigmergy.app.fleet import Fleet
@@ -63,6 +64,8 @@ from stigmergy.base.errors import (
     StaleOrder,
     StigmergyError,
     StoreFull,
+    ViewBehind,
+    ViewFailed,
 )
 from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset
 from stigmergy.clients.client import Client
@@ -85,6 +88,7 @@ from stigmergy.node.watching import Heard, Watching
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
 from stigmergy.store.blobs import Blobs, BlobSettings
 from stigmergy.uplink.rules import Aggregate, FieldSummary, Summary, UplinkRule
+from stigmergy.views.query import ViewQuery
 
 install_moved()
 
@@ -128,6 +132,7 @@ __all__ = [
     "Granted",
     "Heard",
     "InputFailed",
+    "Key",
     "LWWRegister",
     "Live",
     "LogCut",
@@ -146,6 +151,7 @@ __all__ = [
     "Order",
     "OrderClaim",
     "Ordered",
+    "Origin",
     "Overloaded",
     "PNCounter",
     "Pid",
@@ -174,6 +180,10 @@ __all__ = [
     "UplinkRule",
     "UplinkSettings",
     "Verdict",
+    "View",
+    "ViewBehind",
+    "ViewFailed",
+    "ViewQuery",
     "WakeMe",
     "WakeMeAt",
     "Watching",
@@ -192,6 +202,7 @@ __all__ = [
     "ordered",
     "pack_envelope",
     "pool",
+    "project",
     "react",
     "reject",
     "sample",

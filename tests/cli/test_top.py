@@ -15,7 +15,7 @@ from msgspec import structs
 
 from stigmergy.audit.listing import Cause, LogEntry, Owing
 from stigmergy.base.errors import NotRunning
-from stigmergy.cli.display.frames import COLUMNS_MIN, Page, Sampler, Seen, View, draw, fit
+from stigmergy.cli.display.frames import COLUMNS_MIN, Page, Sampler, Seen, Viewport, draw, fit
 from stigmergy.cli.display.output import Cell
 from stigmergy.control.replies import LetterReply, LinkReply, RecoveryReply, StatusReply
 from tests.cli.conftest import Folder
@@ -75,7 +75,7 @@ def text(line: list[Cell]) -> str:
     return "".join(cell if isinstance(cell, str) else cell[0] for cell in line)
 
 
-def frame(seen: Seen, view: View) -> str:
+def frame(seen: Seen, view: Viewport) -> str:
     return "\n".join(text(line) for line in draw(seen, view))
 
 
@@ -84,14 +84,14 @@ def frame(seen: Seen, view: View) -> str:
 def test_a_frame_fits_every_terminal(lines: int, page: Page) -> None:
     absent = Seen(0.0, why="no node is running here; start it: stigmergy run MODULE:FLEET")
     for seen, columns in itertools.product((SEEN, absent), (1, 20, 39, 40, 55, 80, 300)):
-        drawn = draw(seen, View(columns, lines, page, rates=(1.0, 0.0, 5.5) * 100))
+        drawn = draw(seen, Viewport(columns, lines, page, rates=(1.0, 0.0, 5.5) * 100))
         assert len(drawn) <= lines
         assert all(len(text(line)) <= max(columns, COLUMNS_MIN) for line in drawn)
         assert all(text(line).isprintable() for line in drawn)
 
 
 def test_what_a_frame_shows() -> None:
-    shown = frame(SEEN, View(100, 40, rates=(0.0, 10.0, 20.0)))
+    shown = frame(SEEN, Viewport(100, 40, rates=(0.0, 10.0, 20.0)))
     for part in (
         "delivery  up 2 h 5 min  process 4711",
         "sqlite:delivery.db  3.0 MiB",
@@ -110,22 +110,22 @@ def test_what_a_frame_shows() -> None:
 
 
 def test_other_pages() -> None:
-    counters = frame(SEEN, View(100, 40, Page.COUNTERS))
+    counters = frame(SEEN, Viewport(100, 40, Page.COUNTERS))
     assert "inputs                        120         40/s" in counters
     assert "gaps" not in counters
-    letters = frame(SEEN, View(100, 24, Page.LETTERS))
+    letters = frame(SEEN, Viewport(100, 24, Page.LETTERS))
     assert "0.6.0 Drone/D-1 RuntimeError: oh  Stumble@1" in letters
     assert letters.splitlines()[-2].startswith("… and ")
-    nothing = frame(structs.replace(SEEN, letters=[]), View(100, 40, Page.LETTERS))
+    nothing = frame(structs.replace(SEEN, letters=[]), Viewport(100, 40, Page.LETTERS))
     assert "DEAD LETTERS\nnone" in nothing
 
 
 def test_the_link_of_a_node_that_has_a_bus() -> None:
-    assert "link" not in frame(SEEN, View(100, 40))
+    assert "link" not in frame(SEEN, Viewport(100, 40))
     up = structs.replace(STATUS, link=LinkReply("up", "", 0, 3))
-    assert "\nlink up  3 members\n\n" in frame(structs.replace(SEEN, status=up), View(100, 40))
+    assert "\nlink up  3 members\n\n" in frame(structs.replace(SEEN, status=up), Viewport(100, 40))
     down = structs.replace(STATUS, link=LinkReply("local-only", "no route", 1200, 1))
-    shown = frame(structs.replace(SEEN, status=down), View(100, 40))
+    shown = frame(structs.replace(SEEN, status=down), Viewport(100, 40))
     assert "\nlink local-only  1 member  1,200 to publish\nlink no route\n\n" in shown
 
 

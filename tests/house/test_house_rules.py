@@ -50,6 +50,9 @@ ADAPTERS = (
     "store/folder",
     "store/memory",
     "store/s3",
+    "views/memory",
+    "views/postgres",
+    "views/sqlite",
 )
 # Written in parts, so that this file passes its own rules.
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME)\b")

@@ -372,7 +372,7 @@ def _handled_types(
     members = union_members(hint)
     for member in members:
         _check_handled(member, role, where)
-    changed = _assigned_attributes(method, parameters[0])
+    changed = assigned_attributes(method, parameters[0])
     for name in changed:
         if name in filled:
             raise DefinitionError(
@@ -421,7 +421,7 @@ def _check_handled(message: Any, role: str, where: str) -> None:
         )
 
 
-def _assigned_attributes(method: Callable[..., Any], self_name: str) -> list[str]:
+def assigned_attributes(method: Callable[..., Any], self_name: str) -> list[str]:
     """The attributes of self that this function's code stores or deletes."""
     found: list[str] = []
     code = list(dis.get_instructions(method))

@@ -18,6 +18,7 @@
     peers = ["north.pub"]              # keys whose changes and claims are taken; else those that are heard first
     copies = ["nats://hub:4222"]       # stores that the journal is copied to: nats://… · folder:path
     blobs = "nats://hub:4222"          # where large payloads are kept; else in a folder beside the journal
+    views = "sqlite:fleet.views"       # where the rows of views are kept; else in a file beside the journal
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
 
     [settings]
@@ -80,6 +81,8 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     copies: tuple[str, ...] | str = ()
     """Stores that the journal is copied to, to be restored from when its disk is lost."""
     blobs: str | None = None
+    views: str | None = None
+    """Where the rows of the fleet's views are kept."""
     """The store of large payloads; a folder beside the journal, if nothing is said here."""
 
 
@@ -115,9 +118,7 @@ def _beside(place: FleetConfig, folder: Path) -> FleetConfig:
         if journal is not None and journal.startswith(scheme):
             journal = f"{scheme}{folder / journal.removeprefix(scheme)}"
     copies = (place.copies,) if isinstance(place.copies, str) else place.copies
-    ledger = place.ledger
-    if ledger is not None and ledger.startswith("sqlite:"):
-        ledger = f"sqlite:{folder / ledger.removeprefix('sqlite:')}"
+    ledger = None if place.ledger is None else _file_beside(place.ledger, folder)
     return structs.replace(
         place,
         journal=journal,
@@ -127,8 +128,13 @@ def _beside(place: FleetConfig, folder: Path) -> FleetConfig:
         rings=tuple(str(folder / ring) for ring in place.rings),
         ledger=ledger,
         copies=tuple(_store_beside(url, folder) for url in copies),
+        views=None if place.views is None else _file_beside(place.views, folder),
         blobs=None if place.blobs is None else _store_beside(place.blobs, folder),
     )
+
+
+def _file_beside(url: str, folder: Path) -> str:
+    return f"sqlite:{folder / url.removeprefix('sqlite:')}" if url.startswith("sqlite:") else url
 
 
 def _store_beside(url: str, folder: Path) -> str:

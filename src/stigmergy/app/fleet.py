@@ -22,6 +22,7 @@ from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, loa
 from stigmergy.app.node_config import BUSES, NodeConfig, find_node_config, open_bus, open_ledger, open_levels, open_mesh
 from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
 from stigmergy.app.registry import check_claims
+from stigmergy.app.views import open_view_store, views_url
 from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import HoldsFile, NewFile
 from stigmergy.audit.directories import live_readings
@@ -59,6 +60,7 @@ from stigmergy.node.host import Connections, Host, connections_of, open_host
 from stigmergy.node.needs import needs_of
 from stigmergy.node.settings import Settings
 from stigmergy.uplink.rules import UplinkRule
+from stigmergy.views.service import HostLogs, ViewService
 
 
 class Fleet(Declaration):
@@ -102,6 +104,7 @@ class Fleet(Declaration):
         copies: Sequence[str] = (),
         blobs: str | None = None,
         take_over: bool = False,
+        views: str | None = None,
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
@@ -120,7 +123,7 @@ class Fleet(Declaration):
         """
         _check_arguments(journal, key, settings, trust, agents)
         _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger)
-        _check_texts(uplink_to=uplink_to, collect_from=collect_from, blobs=blobs)
+        _check_texts(uplink_to=uplink_to, collect_from=collect_from, blobs=blobs, views=views)
         _check_lists(peers=peers, copies=copies)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
@@ -137,6 +140,7 @@ class Fleet(Declaration):
             copies=tuple(copies),
             blobs=blobs,
             take_over=bool(take_over),
+            views=views,
         )
         config = find_config(Path.cwd())
         check_one_process(
@@ -182,6 +186,8 @@ class Running:
         self._feedings: RingReaders | None = None
         self._copiers: Copiers | None = None
         self._blobs: BlobsAt | None = None
+        self._views_url = views_url(self.node_config.views, self.url) if fleet.views else ""
+        self._views: ViewService | None = None
         self._replication: Replication | None = None
 
     def _check_needs(self) -> None:
@@ -226,6 +232,7 @@ class Running:
                 agents=self._agents,
                 connect=lambda host: self._connect(host, signer, entropy, bus),
             )
+            self._views = self._make_views(host)
             devices = Devices(host, self._threads)
             link, replication = self._link, self._replication
             key.keep()
@@ -249,6 +256,8 @@ class Running:
                 await replication.start()
             self._feedings.start()
             self._copiers.start()
+            if self._views is not None:
+                await self._views.start()
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -260,12 +269,23 @@ class Running:
             replication=replication,
             feedings=self._feedings,
             copies=self._copiers.standings,
+            views=self._views,
         )
+
+    def _make_views(self, host: Host) -> ViewService | None:
+        """The fleet's views, which follow the log; from here on retention waits for them."""
+        fleet = self._fleet
+        if not fleet.views:
+            return None
+        store, logs = open_view_store(self._views_url), [HostLogs(fleet.name, host.feed)]
+        service = ViewService(fleet.name, fleet.views, store, logs, fleet.homes.of)
+        host.housekeeper.safeguards.views = service
+        return service
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for part in (self._copiers, self._devices, self._feedings, self._replication, self._link):
+        for part in (self._views, self._copiers, self._devices, self._feedings, self._replication, self._link):
             if part is not None:
                 await part.stop()
         if self._safeguards is not None:

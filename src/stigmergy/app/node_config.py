@@ -45,6 +45,8 @@ class NodeConfig(Struct, frozen=True):
     """Stores that the journal is copied to."""
     blobs: str | None = None
     """The store of large payloads."""
+    views: str | None = None
+    """Where the rows of views are kept."""
     take_over: bool = False
     """Run agents that another node claims on the bus: that node is gone for good."""
 
@@ -75,6 +77,7 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         collect_from,
         given.copies or ((place.copies,) if isinstance(place.copies, str) else place.copies),
         given.blobs or place.blobs,
+        given.views or place.views,
         given.take_over,
     )
 

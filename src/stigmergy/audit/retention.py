@@ -214,6 +214,8 @@ class Safeguards:
         self.archive_or_drop = archive_or_drop
         """On a device that is full, drop also what no archive has, rather than stop. Never what is held."""
         self.uplink: Upward | None = None
+        self.views: Upward | None = None
+        """The views that follow the log, which are made from all of it."""
         self.readers = 0
         """How many read the log at present, to export or verify it: nothing is dropped meanwhile, unless the device is
         full."""
@@ -242,9 +244,14 @@ class Safeguards:
         """The highest position up to `upto` that the receiver of the uplink has, if there is an uplink."""
         return upto if self.uplink is None else min(upto, self.uplink.floor(shard))
 
+    def unneeded(self, shard: int, upto: int) -> int:
+        """The highest position up to `upto` that the receiver of the uplink has, and that is in all views for good."""
+        upto = self.sent(shard, upto)
+        return upto if self.views is None else min(upto, self.views.floor(shard))
+
     def spare(self, shard: int, first: int, upto: int) -> int:
         """The highest position up to `upto` that may go for want of room: what was sent up, else what need not be."""
-        return upto if self.uplink is None else min(upto, self.uplink.spare(shard, first, upto))
+        return min((upto, *(one.spare(shard, first, upto) for one in (self.uplink, self.views) if one is not None)))
 
     async def close(self) -> None:
         """Ends what the archive has under way."""

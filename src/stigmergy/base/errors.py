@@ -43,6 +43,10 @@ StigmergyError
 │   ├── StoreConflict      somebody else has written there: read, and decide again
 │   ├── StoreForeign       not a bucket of ours, or one of another configuration
 │   └── StoreCorrupt       bytes that were written are not the bytes that are there
+├── ViewError              the branch of read models
+│   ├── ViewBehind         the view has not come so far in time: ask again
+│   ├── ViewFailed         a handler of the view or its store has failed: it stands still until somebody mends it
+│   └── ViewChanged        its rows were made by other code, and it may not be made anew: say what is to be done
 ├── RingError              the branch of rings between processes
 │   ├── RingLocked         it has a producer, or a consumer, already
 │   ├── RingForeign        not a ring of ours, or one of another format, size or owner
@@ -242,6 +246,22 @@ class StoreForeign(StoreError):
 
 class StoreCorrupt(StoreError):
     """What is stored is not what was written."""
+
+
+class ViewError(StigmergyError):
+    """A read model cannot answer, or not be made."""
+
+
+class ViewBehind(ViewError):
+    """The view has not yet read what the caller wants to see in it."""
+
+
+class ViewFailed(ViewError):
+    """A handler of the view raised, or its log is not there: it has stopped, and answers nothing until it is mended."""
+
+
+class ViewChanged(ViewError):
+    """The rows were made by another version of the view, and it declares on_change="refuse"."""
 
 
 class RingError(StigmergyError):

@@ -17,7 +17,16 @@ import msgspec
 
 from stigmergy.base.errors import ConfigError, NotRunning
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.frames import ANSWER_S_MAX, HISTORY_COUNT_MAX, Page, Sampler, Seen, View, draw, list_lines
+from stigmergy.cli.display.frames import (
+    ANSWER_S_MAX,
+    HISTORY_COUNT_MAX,
+    Page,
+    Sampler,
+    Seen,
+    Viewport,
+    draw,
+    list_lines,
+)
 from stigmergy.cli.display.output import Output
 from stigmergy.cli.display.places import add_place, find_place
 from stigmergy.cli.display.terminal import Terminal
@@ -86,7 +95,7 @@ def _once(sampler: Sampler, every_s: float, output: Output) -> int:
         raise NotRunning(seen.why)
     output.document(described(seen))
     size = shutil.get_terminal_size((100, 24))
-    for line in draw(seen, View(size.columns, ONCE_LINES, keys=False)) if not output.json else ():
+    for line in draw(seen, Viewport(size.columns, ONCE_LINES, keys=False)) if not output.json else ():
         output.line(*line)
     return exits.OK
 
@@ -105,7 +114,7 @@ def _live(sampler: Sampler, every_s: float) -> int:
     with Terminal() as terminal:
         seen, next_s = Seen(0.0, why="looking …"), 0.0
         while terminal.ended_by is None:
-            view = View(*terminal.size, page, paused, tuple(rates), terminal.has_keys)
+            view = Viewport(*terminal.size, page, paused, tuple(rates), terminal.has_keys)
             if time.monotonic() >= next_s and (not paused or next_s == 0.0):
                 seen = sampler.look(last=list_lines(view) if page is Page.EVENTS else 0, letters=page is Page.LETTERS)
                 if seen.events_per_s is not None:

@@ -21,6 +21,7 @@ from msgspec import Struct, structs
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import printable
 from stigmergy.agents.messages import Blob, Command, Event
+from stigmergy.agents.view import View, plan_of
 from stigmergy.audit.copier import CopyStanding
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
@@ -52,12 +53,15 @@ from stigmergy.shard.inputs import (
 from stigmergy.shard.memory import DeadLetter
 from stigmergy.shard.shard import Shard
 from stigmergy.store.blobs import Blobs, Source
+from stigmergy.views.query import ViewQuery
+from stigmergy.views.service import ViewService
 
 BY_CHARS_MAX = 200
 ELSEWHERE_S = 30.0
 """How long the answer of an agent on another node is waited for, unless a call says otherwise."""
 LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
 AgentT = TypeVar("AgentT", bound=Agent)
+ViewT = TypeVar("ViewT", bound=View)
 
 
 class NodeStatus(Struct, frozen=True):
@@ -97,6 +101,7 @@ class Live:
         replication: Replication | None = None,
         feedings: RingReaders | None = None,
         copies: Callable[[], list[CopyStanding]] = list,
+        views: ViewService | None = None,
     ) -> None:
         self._host = host
         self._devices = devices
@@ -112,6 +117,8 @@ class Live:
         """The rings it is fed from."""
         self.copies = copies
         """How far the copies of the journal are."""
+        self.views = views
+        """The read models of the fleet; None where it has none."""
 
     @property
     def host(self) -> Host:
@@ -255,6 +262,13 @@ class Live:
             )
         return sorted(found)
 
+    def view(self, view: type[ViewT]) -> ViewQuery[ViewT]:
+        """A question to a read model: `await live.view(ZoneLoad).where(zone="7").all()`."""
+        if self.views is None:
+            raise ConfigError(f"fleet {self._host.declaration.name!r} has no views; list them in Fleet(…, views=[…])")
+        self.views.projector(plan_of(view))
+        return ViewQuery(view, self.views)
+
     def devices(self) -> list[DeviceStatus]:
         """How each sensor and control loop of this node is doing."""
         return [] if self._devices is None else self._devices.standing()
@@ -330,7 +344,8 @@ class Live:
         for counted in (*(shard.counters for shard in host.shards), *parts):
             for name, value in structs.asdict(counted).items():
                 counters[name] = counters.get(name, 0) + value
-        services = [part for part in (self.link, self.replication, self.peers, self.feedings) if part is not None]
+        parts = [self.link, self.replication, self.peers, self.feedings, self.views]
+        services = [part for part in parts if part is not None]
         for service in (*(() if self._devices is None else (self._devices,)), *services):
             counters |= service.counters()
         return NodeStatus(
@@ -358,7 +373,8 @@ class Live:
 
     def troubles(self) -> list[str]:
         """What does not work at present, in sentences that say what to do. Costs little: ask as often as you like."""
-        services = [part for part in (self.link, self.replication, self.peers, self.feedings) if part is not None]
+        parts = [self.link, self.replication, self.peers, self.feedings, self.views]
+        services = [part for part in parts if part is not None]
         return [
             *(copy.trouble for copy in self.copies() if copy.trouble),
             *(why for _, why in sorted(self._host.housekeeper.troubles.items())),

@@ -13,6 +13,7 @@ from msgspec import structs
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.columns import Engine, Say
 from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.view import View, plan_of
 from stigmergy.base.errors import ConfigError, DefinitionError
 from stigmergy.bus.subscriptions import Subscriptions
 from stigmergy.devices.equipment import Equipment
@@ -61,6 +62,17 @@ def _compiled_of(name: str, agents: Sequence[type[Agent]], compiled: object) -> 
     return given
 
 
+def _checked_views(name: str, views: object) -> tuple[type[View], ...]:
+    given = views if isinstance(views, list | tuple) else (views,)
+    names: set[str] = set()
+    for view in given:
+        lower = plan_of(view).name.lower()
+        if lower in names:
+            raise DefinitionError(f"fleet {name!r}: two views are called {plan_of(view).name}; rename one of them")
+        names.add(lower)
+    return tuple(given)
+
+
 class Declaration(Equipment, Subscriptions):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
@@ -74,10 +86,12 @@ class Declaration(Equipment, Subscriptions):
         streams: Mapping[str, StreamPolicy] | None = None,
         compiled: bool | Sequence[type[Agent]] = False,
         shard_by: ShardKey | None = None,
+        views: Sequence[type[View]] = (),
     ) -> None:
         """Declares a fleet. `compiled` names the classes that run as compiled code, or True for all of them: see
         docs/compiled.md for what can be compiled. An agent's shard is a hash of its address, or of what `shard_by` says
-        of the address, such as its zone. `name`, `shards` and `shard_by` are for good."""
+        of the address, such as its zone. `name`, `shards` and `shard_by` are for good. `views` are the read models
+        that follow its log: see docs/views.md."""
         _check_declared(name, agents, shards)
         _check_options(name, settings, streams)
         Equipment.__init__(self)
@@ -91,6 +105,7 @@ class Declaration(Equipment, Subscriptions):
             kind = cls.__agent_kind__
             self.plans[kind] = structs.replace(self.plans[kind], engine=self.engine_of(cls))
         self._streams = dict(streams or {})
+        self.views = _checked_views(name, views)
         self.receivers: dict[str, Callable[[int], int]] = {}
         """Per sink, asked at start: the highest sequence of this shard's effects that the receiver has confirmed."""
 

@@ -371,12 +371,12 @@ class Housekeeper:
         size = self._journal.size()
         for record in self._records.values():
             droppable = self._droppable(record)
-            spare, sent = self._spare(record, droppable), self.safeguards.sent(record.state.shard, droppable)
+            spare, unneeded = self._spare(record, droppable), self.safeguards.unneeded(record.state.shard, droppable)
             upto = 0
             if size.bytes_free < rule.reserve_bytes:
                 upto = spare
             if rule.keep_s is not None:
-                upto = max(upto, self._last_before(record, sent, wall_ns - int(rule.keep_s * SECOND_NS)))
+                upto = max(upto, self._last_before(record, unneeded, wall_ns - int(rule.keep_s * SECOND_NS)))
             if rule.keep_bytes is not None and size.bytes_used > rule.keep_bytes:
                 first = self._journal.first_position(record.state.shard)
                 count = record.state.position - first + 1

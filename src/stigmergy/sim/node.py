@@ -47,8 +47,10 @@ from stigmergy.sim.links import Quality
 from stigmergy.sim.logbook import Latency, Logbook, WatchedJournal
 from stigmergy.sim.loop import ACTOR, SimClock, SimEntropy
 from stigmergy.sim.run import Run
+from stigmergy.sim.views import SimViewDisk, check_views, make_views
 from stigmergy.store.memory import MemoryStore
 from stigmergy.uplink.rules import UplinkRule
+from stigmergy.views.service import ViewService
 
 SITE = "local"
 """Of all simulated nodes."""
@@ -129,6 +131,7 @@ class SimNode:
         self._on_durable = on_durable
         self._journal: WatchedJournal | None = None
         self._live: Live | None = None
+        self._views: ViewService | None = None
         self._devices: Devices | None = None
         self._install(1, after_failed_sync)
 
@@ -147,6 +150,7 @@ class SimNode:
         )
         self.logbook = Logbook(identity, declaration.plans, self.settings.limits)
         self.store = MemoryJournalStore(identity) if self._in_memory else None
+        self._view_disk = SimViewDisk()
 
     def replace_disk(self, after_failed_sync: AfterFailedSync) -> None:
         """A node that is down gets an empty disk under its next incarnation. What only the old one had is gone."""
@@ -209,6 +213,7 @@ class SimNode:
                 on_unserved=self._not_served,
             )
             journal.owner_failed = lambda: host.failure is not None
+            self._views = make_views(self.declaration, host, self._view_disk)
             devices = Devices(host, Inline())
             await start_attached(host, devices)
             if self.peers is not None:
@@ -223,11 +228,13 @@ class SimNode:
         self._devices = devices
         devices.start()
         replication = next((part for part in self.parts if isinstance(part, Replication)), None)
-        self._live = Live(host, self.entropy, devices, link=self.link, replication=replication)
+        self._live = Live(host, self.entropy, devices, link=self.link, replication=replication, views=self._views)
         if self.link is not None:
             await self.link.start()
         for part in self.parts:
             await part.start()
+        if self._views is not None:
+            await self._views.start()
         self.record("started", [list(self.logbook.positions), sorted(host.recovered.snapshots.items())])
         return self._live
 
@@ -246,6 +253,7 @@ class SimNode:
         """The machine stops in the middle of whatever it does; the disk keeps what was synced, and some of the rest."""
         if not self.disk.down:
             self.disk.lose_power()
+        self._view_disk.lose_power()
         self.record("lost power")
         await self._die()
 
@@ -260,6 +268,9 @@ class SimNode:
         """Stops as a good program does, and compares what was in memory with what is in the log."""
         live, self._live = self._live, None
         if live is not None:
+            if self._views is not None:
+                await check_views(self._views, live.host, self.logbook)
+                await self._views.stop()
             if self._devices is not None:
                 await self._devices.stop()
             for part in reversed(self.parts):
@@ -311,6 +322,9 @@ class SimNode:
             journal.dead = True
         if devices is not None:
             await devices.kill()
+        views, self._views = self._views, None
+        if views is not None:
+            await views.kill()
         parts, self.parts = self.parts, ()
         for part in reversed(parts):
             await part.kill()

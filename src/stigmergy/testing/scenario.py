@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -68,6 +68,7 @@ from stigmergy.shard.shard import Shard
 from stigmergy.shard.snapshot import digest_of_state
 from stigmergy.shard.state import ShardState, plan_agents
 from stigmergy.shard.timers import WINDOW_PREFIX, read_timer, timer_body
+from stigmergy.testing.projection import LogScenario
 
 # Compares a field of an agent with a plain value: a shared set with a set, a claim with whether it is held.
 
@@ -257,14 +258,25 @@ FIRINGS_COUNT_MAX = 10_000
 """Timers that one `later` may fire: an agent that wakes itself without end is a mistake."""
 
 
+@overload
 def given(
-    agent: type[A], *past: Event, id: str = "one", at: float = 1000.0, fleet: Iterable[type[Agent]] | None = None
-) -> Scenario[A]:
+    agent: type[A], /, *past: Event, id: str = "one", at: float = 1000.0, fleet: Iterable[type[Agent]] | None = None
+) -> Scenario[A]: ...
+
+
+@overload
+def given(*log: Event | tuple[str, Event], at: float = 1000.0) -> LogScenario: ...
+
+
+def given(*given: Any, id: str = "one", at: float = 1000.0, fleet: Iterable[type[Agent]] | None = None) -> Any:
     """An agent to which these events have happened; they are folded, nothing is decided or released.
 
     `id` is its name, `at` the time in seconds. Tells may go to agents of any kind, unless `fleet` lists the classes.
+    Without an agent class: events of a log, to `project` into a view; a pair says whose event it is.
     """
-    return Scenario(agent, past, id, at, fleet)
+    if given and isinstance(given[0], type):
+        return Scenario(given[0], given[1:], id, at, fleet)
+    return LogScenario(given, at)
 
 
 class Happened(Struct, frozen=True):

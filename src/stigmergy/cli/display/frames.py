@@ -174,7 +174,7 @@ HEADINGS = {
 }
 
 
-class View(Struct, frozen=True):
+class Viewport(Struct, frozen=True):
     """How somebody looks: the size of the terminal, the page, and the rates seen so far, the newest last."""
 
     columns: int
@@ -185,7 +185,7 @@ class View(Struct, frozen=True):
     keys: bool = True
 
 
-def draw(seen: Seen, view: View) -> list[list[Cell]]:
+def draw(seen: Seen, view: Viewport) -> list[list[Cell]]:
     """The lines of a frame: never more of them than the terminal has, and none wider than it is."""
     columns = max(view.columns, COLUMNS_MIN)
     top = list(_above(seen, view, columns))
@@ -197,7 +197,7 @@ def draw(seen: Seen, view: View) -> list[list[Cell]]:
     return [fit(line, columns) for line in [*body, *foot][: view.lines]]
 
 
-def list_lines(view: View) -> int:
+def list_lines(view: Viewport) -> int:
     """So many entries can be shown at most; more need not be asked for."""
     return max(1, view.lines - 6)
 
@@ -220,7 +220,7 @@ def fit(line: Line, columns: int) -> list[Cell]:
 # ---------------------------------------------------------------------- above
 
 
-def _above(seen: Seen, view: View, columns: int) -> Iterator[Line]:
+def _above(seen: Seen, view: Viewport, columns: int) -> Iterator[Line]:
     status = seen.status
     paused: list[Cell] = [("paused  ", WARN)] if view.paused else []
     if status is None:
@@ -300,7 +300,7 @@ def _cells(figures: Sequence[tuple[str, str, str]], columns: int) -> Iterator[Li
 # ---------------------------------------------------------------------- below
 
 
-def _below(seen: Seen, view: View, columns: int, room: int) -> Iterator[Line]:
+def _below(seen: Seen, view: Viewport, columns: int, room: int) -> Iterator[Line]:
     """The list, under its heading; `room` lines at most, two of them its own."""
     fitting = max(0, room - 2)
     rows: list[Line] = []
@@ -355,7 +355,7 @@ def _letters(letters: Iterable[LetterReply]) -> Iterator[Line]:
         yield [f"{one.letter} ", (f"{one.agent} ", NAME), (one.error, BAD), f"  {one.type}"]
 
 
-def _keys(view: View, columns: int) -> Line:
+def _keys(view: Viewport, columns: int) -> Line:
     line: list[Cell] = []
     for key, what, on in (
         ("q", "quit", False),

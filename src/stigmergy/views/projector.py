@@ -1,0 +1,402 @@
+"""The projector of a view: follows the logs of its fleets, folds them, and writes rows and positions together.
+
+It never holds up a host: it reads what is durable through the feed, folds a few hundred events at a time, and writes
+beside everything else. A view that is new, or whose code has changed, is made in a table of its own beside the old one,
+which goes on answering, and takes its place when it has caught up.
+
+What cannot be right stops it, and is said: a handler that raises, a log that has lost its beginning, a log that is not
+the one the rows were made from. What may mend itself is tried again, with growing pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from stigmergy.agents.view import ViewPlan
+from stigmergy.base.errors import (
+    ConfigError,
+    LinkDown,
+    LogCut,
+    NotRunning,
+    StigmergyError,
+    StoreConflict,
+    StoreUnavailable,
+    StoreUnknown,
+    ViewBehind,
+    ViewChanged,
+    ViewFailed,
+)
+from stigmergy.base.tasks import end_tasks
+from stigmergy.node.feed import FeedCommit, FeedPosition, FeedReader
+from stigmergy.views.fold import Fold
+from stigmergy.views.port import (
+    KEYS_MAX,
+    NEXT,
+    Positions,
+    RowChanges,
+    StoredView,
+    ViewPosition,
+    ViewStore,
+    shard_name,
+)
+
+log = logging.getLogger("stigmergy.views")
+LINGER_S = 0.005
+"""After a write it waits so long for more events, so that a busy log is not written commit by commit."""
+WAIT_S = 1.0
+"""So long it waits for events at a time."""
+ROUND_S = 0.02
+"""With several fleets it waits for each in turn, so long."""
+SLICE_EVENTS = 500
+"""Folded in one go; then the node's own work has its turn."""
+WRITE_EVENTS = 20_000
+WRITE_EVERY_S = 0.25
+"""While it catches up it writes after so many events, or after so long."""
+NOTE_EVERY_S = 1.0
+"""So often the position is written although no row has changed."""
+SYNC_EVERY_S = 5.0
+ROWS_MAX = 200_000
+"""Rows of a view in memory; with more of them it reads those that it needs from the store."""
+PAUSE_S = 0.1
+PAUSE_S_MAX = 30.0
+CONFLICT_S = 5.0
+"""If another process writes the rows, it looks after so long whether it still does."""
+
+RETRIED = (StoreUnavailable, StoreUnknown, LinkDown)
+
+
+class FleetLogs(Protocol):
+    """The logs of all shards of one fleet."""
+
+    @property
+    def fleet(self) -> str:
+        """Its name."""
+        ...
+
+    async def first_positions(self) -> dict[int, int]:
+        """The first position of each shard that is still there."""
+        ...
+
+    async def end_positions(self) -> dict[int, int]:
+        """Where each shard ends at present, as far as it is known."""
+        ...
+
+    async def reader(self, start: Mapping[int, FeedPosition]) -> FeedReader:
+        """Reads behind these positions. Raises LogCut, and ConfigError for a position that a log does not reach."""
+        ...
+
+
+class ViewStatus(Struct, frozen=True):
+    """Where a view stands."""
+
+    view: str
+    behind: int
+    """Commits that are durable and not in the rows yet."""
+    events: int
+    """Events folded since the start."""
+    rows_written: int
+    building: bool
+    """Its rows are made anew; the old ones answer meanwhile, if there are any that can."""
+    trouble: str = ""
+
+
+class Projector:
+    """Keeps the rows of one view. `start` it, `stop` it at the end."""
+
+    def __init__(self, plan: ViewPlan, store: ViewStore, sources: Sequence[FleetLogs]) -> None:
+        self.plan = plan
+        self.store = store
+        self._sources = sources
+        self._task: asyncio.Task[None] | None = None
+        self._readers: list[tuple[FleetLogs, FeedReader]] = []
+        self._checks: Positions = {}
+        """The commits that the rows end with. They are read once more, to see whether they are the same."""
+        self._other_log = False
+        """The rows are of another log: of a journal that was restored from a copy, or begun anew."""
+        self._fold = Fold(plan, empty=True)
+        self._table = plan.name
+        self._revision = 0
+        self._read: Positions = {}
+        """What is folded."""
+        self._written: Positions = {}
+        """What of it is in the rows of the store."""
+        self._noted: Positions = {}
+        """What the store says: less, where later events have changed no row."""
+        self._synced: Positions = {}
+        """What of that survives loss of power."""
+        self._noted_s = self._synced_s = 0.0
+        self._moved = asyncio.Event()
+        self._started = False
+        self.building = True
+        self.trouble = ""
+        self.failed = False
+        """It has stopped for good, with `trouble` as the reason."""
+        self.events = 0
+        self.rows_written = 0
+
+    async def start(self) -> None:
+        """Begins to follow. Raises ViewChanged if the view may not be made anew, although its code has changed."""
+        with_others = await self._retrying_once()
+        if with_others is not None and with_others.digest != self.plan.digest and self.plan.on_change == "refuse":
+            raise ViewChanged(
+                f"view {self.plan.name}: its rows were made by other code, and it is declared with on_change='refuse'; "
+                "go back to that code, or declare on_change='rebuild' to make the rows anew from the log"
+            )
+        self._task = asyncio.ensure_future(self._live())
+
+    async def _retrying_once(self) -> StoredView | None:
+        try:
+            return await self.store.find(self.plan.name)
+        except RETRIED as error:
+            self.trouble = str(error)  # the task tries again; agents run without their views
+            return None
+
+    async def stop(self) -> None:
+        """Ends. What is not written is read again by the next start."""
+        task, self._task = self._task, None
+        await end_tasks(task)
+        await self._close_readers()
+
+    # ------------------------------------------------------------------ for those who ask
+
+    @property
+    def written(self) -> dict[str, int]:
+        """By fleet and shard, the position up to which everything is in the rows."""
+        return {name: at.position for name, at in self._written.items()}
+
+    def floor(self, fleet: str, shard: int) -> int:
+        """The last position of a log that is not needed any more, whatever happens."""
+        at = self._synced.get(shard_name(fleet, shard))
+        return 0 if at is None else at.position
+
+    async def wait_written(self, after: Mapping[str, int], within_s: float) -> None:
+        """Waits until these positions are in the rows. Raises ViewBehind when the time is over, ViewFailed."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not self.covers(after):
+                    self.check()
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            lacking = [f"{name} is at {self.written.get(name, 0)} of {at}" for name, at in after.items()]
+            why = "it is being made anew" if self.building else self.trouble or "it is behind"
+            raise ViewBehind(
+                f"view {self.plan.name}: not so far within {within_s:g} s ({', '.join(lacking)}): {why}; ask again"
+            ) from None
+
+    def covers(self, after: Mapping[str, int]) -> bool:
+        """Whether these positions are in the rows that answer."""
+        if not after:
+            return True
+        return not self.building and all(self.written.get(name, 0) >= at for name, at in after.items())
+
+    def check(self) -> None:
+        """Raises ViewFailed if it has stopped for good."""
+        if self.failed:
+            raise ViewFailed(self.trouble)
+
+    async def status(self) -> ViewStatus:
+        """Where it stands."""
+        behind = 0
+        for source in self._sources:
+            for shard, end in (await source.end_positions()).items():
+                behind += max(0, end - self.written.get(shard_name(source.fleet, shard), 0))
+        return ViewStatus(self.plan.name, behind, self.events, self.rows_written, self.building, self.trouble)
+
+    # ------------------------------------------------------------------ the task
+
+    async def _live(self) -> None:
+        pause_s = PAUSE_S
+        while True:
+            before = self._revision
+            try:
+                await self._open()
+                await self._follow()
+            except NotRunning:
+                return
+            except _OtherLog:
+                self._other_log = True
+            except StoreConflict as error:
+                self.trouble = str(error)
+                await self._wait_alone()
+            except RETRIED as error:
+                self.trouble = str(error)
+                pause_s = PAUSE_S if self._revision != before else min(2 * pause_s, PAUSE_S_MAX)
+                await asyncio.sleep(pause_s)
+            except Exception as error:
+                text = str(error) if isinstance(error, StigmergyError) else f"{type(error).__name__}: {error}"
+                self.trouble = text
+                self.failed = True
+                self._moved.set()
+                log.error("%s", text)
+                return
+            finally:
+                await self._close_readers()
+
+    async def _wait_alone(self) -> None:
+        """Waits until whoever writes the rows has stopped doing so."""
+        seen = None
+        while True:
+            try:
+                known = await self.store.find(self._table)
+                if known is None or known.revision == seen:
+                    return
+                seen = known.revision
+            except RETRIED as error:
+                self.trouble = str(error)
+            await asyncio.sleep(CONFLICT_S)
+
+    async def _open(self) -> None:
+        """Finds the table to go on with, or makes one, and the place in the logs."""
+        plan = self.plan
+        known = await self.store.find(plan.name)
+        self.building = known is None or known.digest != plan.digest
+        self._table = plan.name + (NEXT if self.building else "")
+        if self.building:
+            known = await self.store.find(self._table)
+            if known is None or known.digest != plan.digest or known.shape != plan.shape:
+                known = await self._create()
+        assert known is not None
+        other_log, self._other_log = self._other_log, False
+        if other_log or not await self._open_readers(known.positions):
+            log.warning("view %s: its rows are of another log, and are made anew from this one", plan.name)
+            self.building, self._table = True, plan.name + NEXT
+            known = await self._create()
+            await self._open_readers({})
+        self._fold = Fold(plan, empty=not known.positions)
+        self._revision = known.revision
+        self._read = dict(known.positions)
+        self._written = self._noted = known.positions
+
+    async def _create(self) -> StoredView:
+        self._synced = {}
+        return await self.store.create(self._table, self.plan.columns, self.plan.digest)
+
+    async def _open_readers(self, positions: Positions) -> bool:
+        """Opens the logs behind these positions; whether they are the logs that the positions are of."""
+        await self._close_readers()
+        self._checks = {}
+        for source in self._sources:
+            firsts, ends = await source.first_positions(), await source.end_positions()
+            start: dict[int, FeedPosition] = {}
+            for shard, first in firsts.items():
+                name = shard_name(source.fleet, shard)
+                at = positions.get(name)
+                if at is None:
+                    self._check_history(name, first)
+                    start[shard] = FeedPosition(first - 1)
+                elif at.position > ends.get(shard, at.position):
+                    return False
+                elif first <= at.position:
+                    start[shard] = FeedPosition(at.position - 1)
+                    self._checks[name] = at
+                else:
+                    start[shard] = FeedPosition(at.position)
+            try:
+                self._readers.append((source, await source.reader(start)))
+            except LogCut as error:
+                raise ViewFailed(f"view {self.plan.name}: {error}; its rows cannot be right any more") from None
+            except ConfigError:
+                return False
+        return True
+
+    def _check_history(self, name: str, first: int) -> None:
+        if first > 1 and self.plan.history == "all":
+            raise ViewFailed(
+                f"view {self.plan.name}: the log of {name} begins at position {first}, what was before has been "
+                "dropped, and rows made from the rest would be wrong; restore the log from its archive, or declare "
+                "the view with history='kept' if the rest is enough"
+            )
+
+    async def _close_readers(self) -> None:
+        readers, self._readers = self._readers, []
+        for _, reader in readers:
+            await reader.close()
+
+    async def _follow(self) -> None:
+        self.trouble = ""
+        wait_s = WAIT_S if len(self._readers) == 1 else ROUND_S
+        wrote_s = _now_s()
+        unwritten = 0
+        while True:
+            at_end = True
+            for source, reader in self._readers:
+                waiting = not unwritten and not self.building
+                commits = await reader.read_commits(wait_s if waiting else 0.0)
+                at_end &= not commits
+                unwritten += await self._take(source.fleet, commits)
+            if at_end or unwritten >= WRITE_EVENTS or _now_s() - wrote_s >= WRITE_EVERY_S:
+                await self._write(at_end)
+                wrote_s, unwritten = _now_s(), 0
+                if at_end and self.building:
+                    await self.store.swap(self._table, self.plan.name)
+                    self._table, self.building = self.plan.name, False
+                    self._moved.set()
+                    log.info("view %s: made from the log, and up to date", self.plan.name)
+
+    async def _take(self, fleet: str, commits: Sequence[FeedCommit]) -> int:
+        """Folds commits, some events at a time; returns how many events."""
+        count = sliced = 0
+        for one in commits:
+            name = shard_name(fleet, one.commit.shard)
+            if name in self._checks:
+                if position_of(one) != self._checks.pop(name):
+                    raise _OtherLog
+                continue
+            sliced += self._fold.gather(one.commit, one.reading, fleet)
+            if sliced >= SLICE_EVENTS:
+                await self._apply()
+                count, sliced = count + sliced, 0
+                await asyncio.sleep(0)
+            self._read[name] = position_of(one)
+        await self._apply()
+        self.events += count + sliced
+        return count + sliced
+
+    async def _apply(self) -> None:
+        missing = self._fold.missing()
+        for start in range(0, len(missing), KEYS_MAX):
+            keys = missing[start : start + KEYS_MAX]
+            rows = await self.store.load(self._table, self.plan.columns, keys)
+            self._fold.add(keys, [self.plan.row_of(values) for values in rows])
+        self._fold.apply()
+
+    async def _write(self, at_end: bool) -> None:
+        """Writes what was folded. Where no row has changed, the position alone is written now and then."""
+        rows, removed = self._fold.take_changes()
+        read = dict(self._read)
+        now_s = _now_s()
+        if rows or removed or (read != self._written and now_s - self._noted_s >= NOTE_EVERY_S):
+            await self.store.write(self._table, self.plan.columns, RowChanges(rows, removed, read, self._revision))
+            self._revision += 1
+            self.rows_written += len(rows) + len(removed)
+            self._noted, self._noted_s = read, now_s
+        if read != self._written:
+            self._written = read
+            self._moved.set()
+        if self._fold.rows_count > ROWS_MAX:
+            self._fold.forget()
+        if now_s - self._synced_s >= SYNC_EVERY_S and self._synced != self._noted:
+            await self.store.sync()
+            self._synced, self._synced_s = self._noted, now_s
+        if at_end and (rows or removed):
+            await asyncio.sleep(LINGER_S)
+
+
+class _OtherLog(Exception):
+    """A commit is not the one that the rows were made from."""
+
+
+def position_of(one: FeedCommit) -> ViewPosition:
+    """Names a commit, so that another one at the same position is told from it."""
+    commit = one.commit
+    return ViewPosition(commit.position, commit.previous, commit.epoch, commit.incarnation)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
