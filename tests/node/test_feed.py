@@ -16,7 +16,7 @@ from stigmergy.journal.memory import MemoryShard, MemoryShardLog
 from stigmergy.journal.port import JournalIdentity, StoredCommit
 from stigmergy.node import feed as feeds
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.feed import FeedEntry, FeedPosition, FeedReader, FollowedLog
+from stigmergy.node.feed import FeedEntry, FeedPosition, FeedReader, FollowedLog, read_positions, write_positions
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit import Group
 from stigmergy.sim.node import SimNode
@@ -101,6 +101,51 @@ def test_a_reader_goes_on_within_a_commit_where_another_stopped() -> None:
         assert sorted(numbers(found)) == list(range(50))
 
     play(declare(shards=2), main)
+
+
+def test_a_commit_that_was_read_to_its_end_is_whole() -> None:
+    """A reader that begins behind the last event of a commit is level with the log, and says so."""
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await count(live, range(20))
+        feed = live.host.feed
+        last = (await drain(feed.reader({})))[-1]
+        behind = {**feed.positions(), last.shard: FeedPosition(last.position, last.index)}
+        reader = feed.reader(behind)
+        assert await reader.read(10) == []
+        assert reader.positions == feed.positions()
+
+    play(declare(shards=2), main)
+
+
+def test_a_commit_that_is_yet_to_be_read_once_more_stays_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other shards may fill a whole portion before it is its turn."""
+    monkeypatch.setattr(feeds, "BATCH_COMMITS", 1)
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await count(live, range(60))
+        feed = live.host.feed
+        partly = {shard: FeedPosition(at.position, 0) for shard, at in feed.positions().items()}
+        expected = numbers(await drain(feed.reader(partly)))
+        found: list[int] = []
+        while entries := await (reader := feed.reader(partly)).read(100):
+            found += numbers(entries)
+            partly = reader.positions
+        assert sorted(found) == sorted(expected)
+
+    play(declare(shards=3), main)
+
+
+def test_positions_are_a_text() -> None:
+    positions = {1: FeedPosition(17, 2), 0: FeedPosition(41)}
+    assert write_positions(positions) == "0:41,1:17.2"
+    assert read_positions(write_positions(positions)) == positions
+    assert read_positions("") == {}
+    for wrong in ("7", "0:1,0:2", "0:-1", "0:1.x", "0:1,,1:2", "\u0661:1"):
+        with pytest.raises(ConfigError):
+            read_positions(wrong)
 
 
 def test_a_cancelled_read_loses_nothing() -> None:

@@ -12,6 +12,7 @@ the node nor retention: a position that was dropped meanwhile is refused with th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ POLL_S = 1.0
 """How often a log of another process is read although nobody said that it has grown: such hints can be lost."""
 WHOLE = 2**62
 """As an index: all events of the commit."""
+_POSITION = re.compile(r"(?P<shard>\d{1,4}):(?P<position>\d{1,18})(?:\.(?P<index>\d{1,9}))?", re.ASCII)
 
 
 class FeedPosition(Struct, frozen=True, order=True):
@@ -49,6 +51,26 @@ class FeedPosition(Struct, frozen=True, order=True):
 
     position: int
     index: int = WHOLE
+
+
+def write_positions(positions: Mapping[int, FeedPosition]) -> str:
+    """Positions as a text: `0:41,1:17.2` is shard 0 up to 41, and shard 1 up to the event 2 of the commit at 17."""
+    return ",".join(
+        f"{shard}:{at.position}" if at.index == WHOLE else f"{shard}:{at.position}.{at.index}"
+        for shard, at in sorted(positions.items())
+    )
+
+
+def read_positions(text: str) -> dict[int, FeedPosition]:
+    """Reads what `write_positions` has written. Raises ConfigError."""
+    found: dict[int, FeedPosition] = {}
+    for part in text.split(",") if text else ():
+        match = _POSITION.fullmatch(part)
+        if match is None or int(match["shard"]) in found:
+            raise ConfigError(f"positions {text[:100]!r}: give them as they came, such as 0:41,1:17.2")
+        index = WHOLE if match["index"] is None else int(match["index"])
+        found[int(match["shard"])] = FeedPosition(int(match["position"]), index)
+    return found
 
 
 class FeedEntry(Struct, frozen=True):
@@ -140,6 +162,7 @@ class FeedReader:
         while not self._entries:
             commits = await self._next(BATCH_COMMITS, until_s - _now_s())
             if not commits:
+                self.positions = self._whole()
                 return []
             for one in commits:
                 self._entries.extend(self._entries_of(one))
@@ -147,7 +170,7 @@ class FeedReader:
         for entry in found:
             self.positions[entry.shard] = FeedPosition(entry.position, entry.index)
         if not self._entries:
-            self.positions = {shard: FeedPosition(taken) for shard, taken in self._taken.items()}
+            self.positions = self._whole()
         return found
 
     async def read_commits(self, within_s: float = 0.0, count_max: int = BATCH_COMMITS) -> list[FeedCommit]:
@@ -161,6 +184,10 @@ class FeedReader:
         """Reads no more."""
         for feed in self._feeds:
             await feed.close()
+
+    def _whole(self) -> dict[int, FeedPosition]:
+        """How far all was returned that was taken; a commit that is yet to be read once more stays where it was."""
+        return {shard: self._skip.get(shard, FeedPosition(taken)) for shard, taken in self._taken.items()}
 
     async def _next(self, count_max: int, within_s: float) -> list[FeedCommit]:
         until_s = _now_s() + within_s
