@@ -58,6 +58,7 @@ UNTAKEN = (NotOwned, NotRunning)
 RETRYABLE = (
     protocol.SendRequest,
     protocol.ObserveRequest,
+    protocol.ObserveManyRequest,
     protocol.StateRequest,
     protocol.ResumeRequest,
     protocol.EnrollAgentsRequest,
@@ -287,7 +288,7 @@ def _repeated_upon(request: Request[Any]) -> tuple[type[StigmergyError], ...]:
     match request:
         case protocol.SendRequest():
             return MOVED if request.command_id is not None else ()
-        case protocol.ObserveRequest():
+        case protocol.ObserveRequest() | protocol.ObserveManyRequest():
             return UNTAKEN
         case protocol.RetryRequest() | protocol.DropRequest() | protocol.EnrolRequest() | protocol.RevokeRequest():
             return ()

@@ -64,6 +64,20 @@ class ObserveRequest(Request[replies.ObserveReply], tag="observe"):
     texts: dict[str, str] = {}
 
 
+class ObservedItem(Struct, frozen=True, forbid_unknown_fields=True):
+    """One of many observations."""
+
+    agent: str
+    event: str
+    fields: dict[str, Any] = {}
+
+
+class ObserveManyRequest(Request[replies.ObserveManyReply], tag="observe_many"):
+    """Tells agents what was observed, in this order per agent. Each has its own outcome."""
+
+    items: list[ObservedItem]
+
+
 class StateRequest(Request[replies.StateReply], tag="state"):
     """An agent's durable state; `at` is a position or a time."""
 
@@ -90,6 +104,19 @@ class AgentsRequest(Request[replies.AgentsReply], tag="agents"):
     where: list[str] = []
     limit: int = 100
     after: str = ""
+
+
+class EventsRequest(Request[replies.EventsReply], tag="events"):
+    """The next events behind positions, at most so many; waits so long for the first.
+
+    `after` are the positions of an earlier answer, or `since_ns` a time; without both, where the log ends now, and no
+    events."""
+
+    after: str | None = None
+    since_ns: int | None = None
+    shard: int | None = None
+    limit: int = 1000
+    within_s: float = 0.0
 
 
 class ExplainRequest(Request[replies.ExplainReply], tag="explain"):
@@ -269,10 +296,12 @@ class StopRequest(Request[replies.StopReply], tag="stop"):
 SingleRequest = (
     SendRequest
     | ObserveRequest
+    | ObserveManyRequest
     | StateRequest
     | StatusRequest
     | NamesRequest
     | AgentsRequest
+    | EventsRequest
     | ExplainRequest
     | WhereRequest
     | RosterRequest

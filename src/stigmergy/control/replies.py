@@ -83,6 +83,21 @@ class ObserveReply(Struct, frozen=True):
     observed: bool = True
 
 
+class ObservedOutcome(Struct, frozen=True, omit_defaults=True):
+    """What became of one of many observations: it was kept as its type promises, or it was refused."""
+
+    observed: bool
+    error: str = ""
+    kind: str = ""
+    """The name of the error's class."""
+
+
+class ObserveManyReply(Struct, frozen=True):
+    """What became of many observations, in their order."""
+
+    outcomes: list[ObservedOutcome]
+
+
 class StateReply(Struct, frozen=True):
     """The durable state of an agent."""
 
@@ -128,6 +143,28 @@ class AgentsReply(Struct, frozen=True):
     """What to give as `after` for the next page; None at the end."""
     missing: list[MissingPart] = []
     """Shards that did not answer: their agents are not listed."""
+
+
+class EventReply(Struct, frozen=True, omit_defaults=True):
+    """An event that was kept."""
+
+    shard: int
+    position: int
+    index: int
+    time_ns: int
+    agent: str
+    type: str
+    fields: Any
+    place: tuple[float, float] | UnsetType = UNSET
+    """Where it is: by `lat` and `lon`, `latitude` and `longitude`, or `x` and `y` of the event, or else of the agent's
+    state when it was read."""
+
+
+class EventsReply(Struct, frozen=True):
+    """The next events, per shard in order, and the positions to ask with for those behind them."""
+
+    events: list[EventReply]
+    positions: str
 
 
 class ExplainedEffect(Owing, frozen=True):

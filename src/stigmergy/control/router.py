@@ -32,11 +32,14 @@ from stigmergy.control.protocol import (
 )
 from stigmergy.control.replies import (
     AgentsReply,
+    EventsReply,
     LinkReply,
     LogProgress,
     MissingPart,
     NamesReply,
     ObjectReply,
+    ObservedOutcome,
+    ObserveManyReply,
     ProcessReply,
     QuarantineReply,
     RecoveryReply,
@@ -49,6 +52,7 @@ from stigmergy.control.replies import (
 )
 from stigmergy.network.bus_link import NO_BUS, UP
 from stigmergy.node.column_roster import DescribedRoster, Place, check_enrolled_names, joined_rosters
+from stigmergy.node.feed import FeedPosition, read_positions, write_positions
 from stigmergy.shard.homes import Homes
 
 R = TypeVar("R")
@@ -308,6 +312,10 @@ class ControlRouter:
                 return joined_names(await self._ask_all(request), request.limit)
             case protocol.AgentsRequest():
                 return await self._agents(request)
+            case protocol.EventsRequest():
+                return await self._events(request)
+            case protocol.ObserveManyRequest():
+                return await self._observe_many(request)
             case protocol.RosterRequest():
                 return joined_rosters(await self._ask_all(request))
             case protocol.EnrollAgentsRequest():
@@ -340,10 +348,11 @@ class ControlRouter:
                 | protocol.ResumeRequest()
             ):
                 return self._homes.of(request.agent)
-            case protocol.LogRequest() | protocol.ExportRequest():
+            case protocol.LogRequest() | protocol.ExportRequest() | protocol.EventsRequest():
                 if request.shard is not None and not 0 <= request.shard < len(self._branches):
                     raise ConfigError(f"shard {request.shard}: this fleet has shards 0 to {len(self._branches) - 1}")
-                return request.shard if request.agent is None else self._homes.of(request.agent)
+                agent = None if isinstance(request, protocol.EventsRequest) else request.agent
+                return request.shard if agent is None else self._homes.of(agent)
             case protocol.RetryRequest() | protocol.DropRequest():
                 found = LETTER_ID.fullmatch(request.letter)
                 if found is None or int(found[1]) >= len(self._branches):
@@ -439,6 +448,35 @@ class ControlRouter:
         """The first of the agents of all; each owner is asked for a whole page, because all may be of one of them."""
         found = await self._ask_who_answers(request)
         return joined_agents([page for pages in found.all_items() for page in pages], request.limit, found.missing)
+
+    async def _observe_many(self, request: protocol.ObserveManyRequest) -> ObserveManyReply:
+        """Each owner gets those for its agents; where one does not answer, the others' are taken all the same."""
+        shares: dict[int, list[int]] = {}
+        for number, one in enumerate(request.items):
+            shares.setdefault(self._homes.of(one.agent), []).append(number)
+        outcomes = [ObservedOutcome(False)] * len(request.items)
+        for shard, numbers in shares.items():
+            asked = protocol.ObserveManyRequest(items=[request.items[number] for number in numbers])
+            try:
+                found = (await _first(self._branches[shard], asked)).outcomes
+            except StigmergyError as error:
+                found = [ObservedOutcome(False, str(error), type(error).__name__)] * len(numbers)
+            for number, outcome in zip(numbers, found, strict=True):
+                outcomes[number] = outcome
+        return ObserveManyReply(outcomes)
+
+    async def _events(self, request: protocol.EventsRequest) -> EventsReply:
+        """A share of the page from each owner. To wait for events, ask each shard by itself."""
+        if request.within_s:
+            raise ConfigError("a wait is for the events of one shard: name it, or give no within_s")
+        shares = None if request.after is None else read_positions(request.after)
+        limit = max(1, request.limit // len(self._branches))
+        pages: list[EventsReply] = []
+        for shard, branch in enumerate(self._branches):
+            at = None if shares is None else write_positions({shard: shares.get(shard, FeedPosition(0))})
+            asked = structs.replace(request, shard=shard, after=at, limit=limit)
+            pages.append(await _first(branch, asked))
+        return EventsReply([one for page in pages for one in page.events], ",".join(page.positions for page in pages))
 
     async def _enroll(self, request: protocol.EnrollAgentsRequest) -> DescribedRoster:
         """Each owner enrols those agents that it has; one that has none of them says what it has anyhow."""

@@ -28,6 +28,8 @@ from stigmergy.base.errors import (
     NotOwned,
     NotRunning,
     Overloaded,
+    StigmergyError,
+    TooLarge,
     TrustError,
 )
 from stigmergy.base.trust import Signer, Verifier
@@ -44,6 +46,7 @@ from stigmergy.control.description import (
     described_sight,
     described_verification,
 )
+from stigmergy.control.event_feed import EventFeed
 from stigmergy.control.live import Live
 from stigmergy.control.location import locate_agent
 from stigmergy.control.log_service import answer_hold, export_items, flight_items, next_commits
@@ -65,6 +68,8 @@ WAIT_S_MAX = 50.0
 """How long it may be waited for at most: less than a client waits for a reply."""
 NAMES_COUNT_MAX = 1_000
 """So many addresses are named at once; a longer prefix finds others."""
+OBSERVED_COUNT_MAX = 1_000
+"""Observations in one request."""
 VERIFY_TOLD_COMMITS = 1_000
 """So often a verification says how far it has come, so that its client knows that it goes on."""
 
@@ -93,6 +98,7 @@ class ControlService:
         self._reading = live_readings(self._host.shards)
         self._since_ns = self._host.clock.monotonic_ns()
         self._replication = ReplicationService(live.replication)
+        self._events = EventFeed(live)
         self._long = False
         """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
 
@@ -128,18 +134,10 @@ class ControlService:
             case protocol.SendRequest():
                 return await self._send(request)
             case protocol.ObserveRequest():
-                self._host.assignment.check(request.agent)
-                plan = self._host.shards.first.state.plan_at(request.agent)
-                event = phrase(plan, Event, request.event, request.fields, request.texts)
-                kept = self._host.intake.observe(request.agent, event)
-                try:
-                    await kept
-                except (NotOwned, NotRunning) as error:
-                    # The client retries on these (RetryingClient). This was taken, and the next owner may have it.
-                    raise JournalUnknown(
-                        f"whether it is kept is not known, and it is not said twice: {error}"
-                    ) from None
+                await _kept(self._observe(request))
                 return replies.ObserveReply()
+            case protocol.ObserveManyRequest():
+                return await self._observe_many(request)
             case protocol.StateRequest():
                 return await self._state(request)
             case protocol.StatusRequest():
@@ -148,6 +146,8 @@ class ControlService:
                 return self._names(request)
             case protocol.AgentsRequest():
                 return await list_agents(self._live, request)
+            case protocol.EventsRequest():
+                return await self._events.read(request)
             case protocol.ExplainRequest():
                 return await self._explain(request)
             case protocol.WhereRequest():
@@ -205,6 +205,34 @@ class ControlService:
         answers = [answer for shard in self._host.shards for answer in shard.state.answers.all()]
         elsewhere = [answer for answer in answers if not self._host.assignment.runs(answer.agent)]
         yield from sorted(elsewhere, key=lambda answer: -answer.time_ns)[:limit]
+
+    def _observe(self, request: protocol.ObserveRequest | protocol.ObservedItem) -> asyncio.Future[None]:
+        self._host.assignment.check(request.agent)
+        plan = self._host.shards.first.state.plan_at(request.agent)
+        texts = request.texts if isinstance(request, protocol.ObserveRequest) else {}
+        event = phrase(plan, Event, request.event, request.fields, texts)
+        return self._host.intake.observe(request.agent, event)
+
+    async def _observe_many(self, request: protocol.ObserveManyRequest) -> replies.ObserveManyReply:
+        """All are taken before the first is waited for: the disk is synced once for many of them."""
+        if len(request.items) > OBSERVED_COUNT_MAX:
+            raise TooLarge(f"{len(request.items)} observations, {OBSERVED_COUNT_MAX} at most; send several requests")
+        taken: list[asyncio.Future[None] | StigmergyError] = []
+        for one in request.items:
+            try:
+                taken.append(self._observe(one))
+            except StigmergyError as error:
+                taken.append(error)
+        outcomes: list[replies.ObservedOutcome] = []
+        for found in taken:
+            try:
+                if isinstance(found, StigmergyError):
+                    raise found
+                await _kept(found)
+                outcomes.append(replies.ObservedOutcome(True))
+            except StigmergyError as error:
+                outcomes.append(replies.ObservedOutcome(False, str(error), type(error).__name__))
+        return replies.ObserveManyReply(outcomes)
 
     async def _state(self, request: protocol.StateRequest) -> replies.StateReply:
         address = request.agent
@@ -373,6 +401,15 @@ class ControlService:
             claims=UNSET if company.claims is None else company.claims,
             copies=[described_copy(one) for one in standing.copies] or UNSET,
         )
+
+
+async def _kept(taken: asyncio.Future[None]) -> None:
+    """Until an observation is kept. Clients repeat what was refused with these errors (RetryingClient), and this was
+    taken: the next owner may have it."""
+    try:
+        await taken
+    except (NotOwned, NotRunning) as error:
+        raise JournalUnknown(f"whether it is kept is not known, and it is not said twice: {error}") from None
 
 
 def _stream(items: Iterable[Any]) -> Iterator[Answer]:

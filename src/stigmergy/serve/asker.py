@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from stigmergy.control.protocol import (
     REPLY_BYTES_MAX,
     REQUEST_S_MAX,
     ControlHandler,
+    ObserveManyRequest,
     ObserveRequest,
     Reply,
     Request,
@@ -49,6 +50,10 @@ class Asker(Protocol):
         """All items that answer a request whose answer is a stream. Raises as `ask` does."""
         ...
 
+    def parts(self, shards: int) -> Sequence[int | None]:
+        """Who waits for events by itself: each shard of a fleet on workers, or None for all shards of a node."""
+        ...
+
     async def close(self) -> None:
         """Asks nobody any more."""
         ...
@@ -74,6 +79,9 @@ class NodeAsker:
             elif (item := checked(reply).item) is not None:
                 found.append(item)
         return found
+
+    def parts(self, shards: int) -> Sequence[int | None]:
+        return (None,)
 
     async def close(self) -> None:
         """There is nothing to close: the node ends by itself."""
@@ -105,6 +113,9 @@ class SocketAsker:
     async def items(self, request: Request[R]) -> list[R]:
         async with contextlib.aclosing(self._replies(request)) as replies:
             return [reply.item async for reply in replies if reply.item is not None]
+
+    def parts(self, shards: int) -> Sequence[int | None]:
+        return (None,)
 
     async def close(self) -> None:
         while self._idle:
@@ -181,6 +192,9 @@ class WorkersAsker:
     async def items(self, request: Request[R]) -> list[R]:
         return await self._workers.items(request)
 
+    def parts(self, shards: int) -> Sequence[int | None]:
+        return range(shards)
+
     async def close(self) -> None:
         await self._workers.close()
 
@@ -193,7 +207,7 @@ def _in_doubt(request: Request[Any], why: str) -> NoAnswer | NotRunning:
                 f"{why}; whether the command was done is not known: send it again with the same id",
                 command_id=request.command_id or "",
             )
-        case ObserveRequest():
+        case ObserveRequest() | ObserveManyRequest():
             return NoAnswer(f"{why}; whether the observation was taken is not known")
         case _:
             return NotRunning(f"{why}; ask again")
