@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,8 +40,10 @@ class ServedProcess:
     """A process that serves HTTP: `run --serve`, or `serve`."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
+        # Also a test that is killed leaves no node behind.
+        with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stigmergy", *arguments, "--json"],
+            [*with_us, sys.executable, "-m", "stigmergy", *arguments, "--json"],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -118,3 +121,43 @@ def wait_until(reached: Callable[[], bool]) -> None:
     while not reached():
         assert time.monotonic() < until_s, "it did not come"
         time.sleep(0.05)
+
+
+class SseClient:
+    """A client of the event stream, over Server-Sent Events. `socket_bytes` makes its receive buffer small."""
+
+    def __init__(self, served: ServedProcess, query: str = "", *, headers: dict[str, str] | None = None) -> None:
+        place = urlsplit(served.url)
+        self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=WAIT_S_MAX)
+        self._connection.request("GET", f"/v1/events{query}", headers=headers or {})
+        self.answer = self._connection.getresponse()
+        self.status = self.answer.status
+        self.last_id = ""
+
+    def next(self) -> tuple[str, Any]:
+        """The next event: its type and its data. Heartbeats only move the id."""
+        kind, data = "", ""
+        while True:
+            line = self.answer.readline().decode()
+            if not line:
+                raise EOFError("the stream has ended")
+            name, _, value = line.rstrip("\n").partition(": ")
+            match name:
+                case "id":
+                    self.last_id = value
+                case "event":
+                    kind = value
+                case "data":
+                    data = value
+                case "" if data:
+                    return kind, json.loads(data)
+                case _:
+                    pass
+
+    def take(self, count: int) -> list[Any]:
+        """So many events."""
+        return [self.next()[1] for _ in range(count)]
+
+    def close(self) -> None:
+        self._connection.close()
+        self.answer.close()

@@ -23,7 +23,7 @@ from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, StigmergyError, UnknownKind
 from stigmergy.control import protocol
-from stigmergy.control.replies import MissingPart
+from stigmergy.control.replies import MissingPart, ObservedOutcome
 from stigmergy.node.declaration import Declaration
 from stigmergy.serve.access import AccessGate, DeniedRequest
 from stigmergy.serve.asker import Asker
@@ -111,7 +111,7 @@ class Api:
     def __init__(
         self, fleet: Declaration, asker: Asker, gate: AccessGate, entropy: Entropy, routes: Sequence[HttpRoute] = ()
     ) -> None:
-        """`routes` are further ones, such as those of streams."""
+        """`routes` are further ones: those of streams and of pages."""
         self.fleet = fleet
         self.asker = asker
         self.gate = gate
@@ -141,6 +141,7 @@ class Api:
 
     async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         call = HttpCall(scope, receive, send)
+        call.extra_headers = self._cors(call)
         try:
             answer = await self._answer(call)
         except StigmergyError as error:
@@ -149,14 +150,14 @@ class Api:
             log.exception("a request failed: %s %s", call.method, "/".join(call.segments)[:200])
             answer = problem_answer(problem_of(error))
         if answer is not None:
-            await call.reply(answer, self._cors(call))
+            await call.reply(answer)
 
     async def _answer(self, call: HttpCall) -> HttpAnswer | None:
         if call.method == "OPTIONS":
             return self._preflight(call)
         route, call.parameters = self.routes.find(call.method, call.segments)
         if route.scope:
-            call.caller = self.gate.admit(call.headers, call.address, call.scope["scheme"])
+            call.caller = self.gate.admit(call.headers, call.address, call.scheme)
             scope = f"command:{call.parameters['kind']}" if route.scope == "command" else route.scope
             self.gate.check(call.caller, scope)
         return await route.handler(call)
@@ -206,20 +207,26 @@ class Api:
             raise DeniedRequest(
                 413, f"{len(given)} observations, {BATCH_COUNT_MAX} at most; send them in several requests"
             )
-        results: list[Observed] = []
-        for one in given:
-            try:
-                await self._take(one)
-                results.append(Observed(True))
-            except StigmergyError as error:
-                results.append(Observed(False, problem_of(error)))
-        return json_answer(ObservedBatch(results))
+        results: list[Observed | None] = [self._problem(one) for one in given]
+        asked = [one for one, wrong in zip(given, results, strict=True) if wrong is None]
+        items = [protocol.ObservedItem(one.agent, one.event, one.fields) for one in asked]
+        outcomes = iter((await self.asker.ask(protocol.ObserveManyRequest(items=items))).outcomes if items else ())
+        return json_answer(ObservedBatch([next(map(_outcome, outcomes)) if one is None else one for one in results]))
+
+    def _problem(self, given: Observation) -> Observed | None:
+        """What is wrong with an observation of a batch, before anybody is asked."""
+        try:
+            self._check(given)
+        except StigmergyError as error:
+            return Observed(False, problem_of(error))
+        return None
+
+    def _check(self, given: Observation) -> None:
+        check_fields(given.fields, find_message(self._plan_at(given.agent), Event, given.event), "/fields")
 
     async def _take(self, given: Observation) -> None:
-        plan = self._plan_at(given.agent)
-        message = find_message(plan, Event, given.event)
-        check_fields(given.fields, message, "/fields")
-        await self.asker.ask(protocol.ObserveRequest(agent=given.agent, event=message.__name__, fields=given.fields))
+        self._check(given)
+        await self.asker.ask(protocol.ObserveRequest(agent=given.agent, event=given.event, fields=given.fields))
 
     # ------------------------------------------------------------------ questions
 
@@ -344,6 +351,12 @@ def _field_problem(error: Exception, where: str = "") -> FieldProblem:
         return FieldProblem(where, text)
     steps = [name or number for name, number in _STEP.findall(found["path"])]
     return FieldProblem("/".join([where, *steps]), text[: found.start()])
+
+
+def _outcome(outcome: ObservedOutcome) -> Observed:
+    if outcome.observed:
+        return Observed(True)
+    return Observed(False, problem_of(protocol.error_named(outcome.kind, outcome.error)))
 
 
 def _page(limit: int) -> int:

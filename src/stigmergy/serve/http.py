@@ -63,12 +63,26 @@ class HttpCall:
         self.scope = scope
         self.receive = receive
         self.send = send
-        self.method: str = scope.get("method", "GET")
+        self.is_socket = scope["type"] == "websocket"
+        self.method: str = "WEBSOCKET" if self.is_socket else scope["method"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.segments = [unquote(one) for one in scope["raw_path"].decode("ascii").split("/")[1:]]
         self.parameters: dict[str, str] = {}
         """What the route took from the path, by name."""
         self.caller = Caller("", ())
+        self.extra_headers: list[tuple[bytes, bytes]] = []
+        """Headers that each answer to this caller has."""
+
+    @property
+    def scheme(self) -> str:
+        """How a web page of this server was reached: http or https."""
+        return "https" if self.scope["scheme"] in ("https", "wss") else "http"
+
+    def abort(self) -> None:
+        """Cuts the connection off, whatever has not been sent."""
+        abort = self.scope.get("state", {}).get("abort")
+        if abort is not None:
+            abort()
 
     @property
     def address(self) -> str:
@@ -120,16 +134,17 @@ class HttpCall:
             raise DeniedRequest(415, "send the body as JSON: Content-Type: application/json")
         return bytes(body)
 
-    async def reply(self, answer: HttpAnswer, extra: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Sends an answer."""
+    async def reply(self, answer: HttpAnswer) -> None:
+        """Sends an answer; to a WebSocket that was not accepted, instead of accepting it."""
         headers = [
             (b"content-type", answer.type),
             (b"content-length", str(len(answer.body)).encode()),
             *answer.headers,
-            *extra,
+            *self.extra_headers,
         ]
-        await self.send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": answer.body})
+        kind = "websocket.http.response" if self.is_socket else "http.response"
+        await self.send({"type": f"{kind}.start", "status": answer.status, "headers": headers})
+        await self.send({"type": f"{kind}.body", "body": answer.body})
 
 
 def one_of(query: dict[str, list[str]], name: str) -> str | None:

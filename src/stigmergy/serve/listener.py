@@ -88,6 +88,7 @@ class HttpListener:
             lifespan="off",
             loop="none",
             log_config=None,
+            log_level="critical",
             access_log=False,
             server_header=False,
             date_header=False,
@@ -149,6 +150,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._header_bytes = 0
         super().on_message_begin()
+        # A client that does not read must not be waited for when it is left.
+        self.scope["state"]["abort"] = self.transport.abort
         if self._deadline is None:
             self._deadline = self.loop.call_later(HEADER_S_MAX, self.transport.close)
 

@@ -53,6 +53,7 @@ STATUSES: dict[type[StigmergyError], tuple[int, str, str]] = {
     errors.TooLarge: (413, "too-large", "Too large"),
     errors.Overloaded: (429, "overloaded", "The node takes no more at present"),
     errors.NotRunning: (503, "not-running", "The node does not answer"),
+    errors.LogCut: (410, "log-cut", "These events were dropped by retention"),
     errors.JournalFull: (503, "journal-full", "The journal has no room"),
     errors.NoAnswer: (504, "in-doubt", "Whether it was done is not known"),
     errors.JournalUnknown: (504, "in-doubt", "Whether it was done is not known"),

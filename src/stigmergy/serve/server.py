@@ -13,7 +13,9 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.serve.access import AccessGate, Policy, check_listening
 from stigmergy.serve.api import Api
 from stigmergy.serve.asker import Asker
+from stigmergy.serve.events import EventHub
 from stigmergy.serve.listener import Address, HttpListener
+from stigmergy.serve.streams import Streams
 from stigmergy.serve.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -46,7 +48,9 @@ class ApiServer:
                 _check_listening(address, tokens, clock.wall_ns() / 1e9, serving)
         gate = AccessGate(tokens, serving.policy, lambda: clock.wall_ns() / 1e9, lambda: clock.monotonic_ns() / 1e9)
         self._asker = asker
-        self.api = Api(fleet, asker, gate, SystemEntropy())
+        self._hub = EventHub(asker, asker.parts(fleet.shards))
+        streams = Streams(fleet.plans, asker, gate, self._hub)
+        self.api = Api(fleet, asker, gate, SystemEntropy(), streams.routes())
         self._listener = None if serving.address is None else HttpListener(self.api, serving.address)
         self._grpc: GrpcServer | None = None
         if serving.grpc is not None:
@@ -71,6 +75,7 @@ class ApiServer:
 
     async def close(self) -> None:
         """Ends streams, answers what is under way, and asks nobody any more."""
+        await self._hub.close()
         if self._listener is not None:
             await self._listener.close()
         if self._grpc is not None:
