@@ -243,6 +243,34 @@ def test_a_refusal_names_the_node_that_runs_it_and_the_bus_brings_it_there() -> 
     two.world.run(scene())
 
 
+def test_a_device_or_a_command_that_names_an_agent_nobody_runs_is_refused_once_for_each_topic() -> None:
+    two = Two(("Cart/a*",), ("Cart/b*",))
+
+    async def scene() -> None:
+        outsider = await Outsider(two.broker).start("yard/local/nodes/+/refusals")
+        a, b = await two.start()
+        await outsider.send("cameras/nowhere", {"by": "camera"})
+        assert outsider.events("refusals") == [], "another node may only just have started"
+        for _ in range(3):
+            for name in ("a1", "b1", "nowhere"):
+                await outsider.send(f"cameras/{name}", {"by": "camera"})
+        await outsider.send("yard/local/agents/Cart/c9/commands", cloud("Drive", {"to": "x"}))
+        await asyncio.sleep(20)
+        assert (a.agents(), b.agents()) == (["Cart/a1"], ["Cart/b1"])
+        assert a.standing().counters["bus_unclaimed"] == b.standing().counters["bus_unclaimed"] == 2
+        told = sorted((one.data["topic"], one.data["kind"]) for one in outsider.events("a/refusals"))
+        assert told == [("cameras/nowhere", "NotAssigned"), ("yard/local/agents/Cart/c9/commands", "NotAssigned")]
+        assert "no node says that it does: add it to agents of one" in outsider.events("a/refusals")[0].data["reason"]
+        await two.b.stop()
+        await outsider.send("cameras/b2", {"by": "camera"})
+        await asyncio.sleep(20)
+        assert a.standing().counters["bus_unclaimed"] == 2, "the node that names it is away"
+        await two.stop()
+        await outsider.bus.close()
+
+    two.world.run(scene())
+
+
 def test_the_owner_of_one_shard_passes_over_what_is_for_agents_of_others_unread() -> None:
     """All owners get the messages of devices and what is listened to: of eight owners seven have the work in vain."""
     world, broker, yard = Run(1), MemoryBroker(), Yard()

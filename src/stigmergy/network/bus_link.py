@@ -241,9 +241,8 @@ class BusLink:
         collected = (*declaration.collects, *all_of_them)
         self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, collected, levels)
         self.forwarder = Forwarder(host, bus, self.topics, node, self.presence, self.relay.links)
-        self.subscriber = Subscriber(
-            bus, self.topics, host, self.teller, settings.bus, _ids(clock, entropy), self._take_tells, self.forwarder
-        )
+        ids, takers = _ids(clock, entropy), (self._take_tells, self.forwarder, self._is_claimed)
+        self.subscriber = Subscriber(bus, self.topics, host, self.teller, settings.bus, ids, *takers)
         self._watchers: list[Callable[[], None]] = []
         bus.on_link(self._heard)
 
@@ -380,6 +379,9 @@ class BusLink:
     def _settle(self, shard: int, settled: EffectsSettled) -> None:
         if self._host.failure is None:
             self._host.intake.put_inside(shard, settled)
+
+    def _is_claimed(self, address: str) -> bool:
+        return self.presence.may_run(address) or bool(self.presence.claimants(address))
 
     async def _take_tells(self, message: BusMessage) -> None:
         await self.router.take(message)

@@ -31,6 +31,7 @@ from stigmergy.agents.text import find_message
 from stigmergy.base.errors import (
     ConfigError,
     Malformed,
+    NotAssigned,
     NotRunning,
     PeerError,
     SequenceGap,
@@ -96,6 +97,10 @@ SHED_TOLD_NS = 600 * SECOND_NS
 TOO_FAST = "it sends more than bus.messages_per_s and bus.burst allow"
 TOO_MANY_OPEN = "its messages come faster than they become durable here"
 TOO_MANY_BYTES = "too many bytes of it wait here"
+UNCLAIMED_COUNT_MAX = 1_000
+"""Topics of agents that no node runs which are told of, in one run of the node."""
+UNCLAIMED_S = 10.0
+"""So long another node may take to say that it runs an agent."""
 SHED = (Channel.INPUTS, Channel.QUERIES)
 """Of these a source that floods loses what is too much; senders of commands and tells send them again."""
 OURS = "stigmergy."
@@ -113,6 +118,8 @@ class SubscriberCounters(Struct):
     """Beyond a source's quota."""
     bus_lost_by_senders: int = 0
     """Messages that senders say they have given up."""
+    bus_unclaimed: int = 0
+    """Topics that name an agent which no node runs."""
     bus_shed_doubted: int = 0
     """Times that a sender said it gave up more than it can have; that was not counted."""
 
@@ -140,9 +147,14 @@ class Subscriber:
         fresh_id: Callable[[], str],
         tells: Callable[[BusMessage], Awaitable[None]],
         forwarder: Forwarder,
+        is_claimed: Callable[[str], bool],
     ) -> None:
-        """`tells` takes what agents of other nodes tell agents of ours."""
+        """`tells` takes what agents of other nodes tell agents of ours. `is_claimed` says whether another node runs an
+        agent, or may."""
         self._tells = tells
+        self._is_claimed = is_claimed
+        self._unclaimed: dict[str, None] = {}
+        """Topics that name an agent which does not run here."""
         self._bus = bus
         self._topics = topics
         self._host = host
@@ -212,6 +224,8 @@ class Subscriber:
         if known is None:
             levels = topic.split("/", AGENT_LEVELS)
             known = len(levels) < AGENT_LEVELS or self._runs("/".join(levels[3:5]))
+            if not known and levels[5] in (Channel.COMMANDS.value, Channel.INPUTS.value):
+                self._note_unclaimed(topic, parse_topic(topic).name)
             if len(self._ours) >= TOPICS_COUNT_MAX:
                 self._ours.clear()
             self._ours[topic] = known
@@ -248,9 +262,24 @@ class Subscriber:
             if places is None:
                 return True
             address = fill_address(to, places)
-            return self._assignment.runs(address) and self._host.intake.shard_of(address) in self._owned
+            if not self._assignment.runs(address):
+                self._note_unclaimed(topic, address)
+                return False
+            return self._host.intake.shard_of(address) in self._owned
         except StigmergyError:
             return True
+
+    def _note_unclaimed(self, topic: str, address: str) -> None:
+        """A message is for an agent that does not run here. If no other node says that it runs it either, that is
+        refused and told of, once for each topic; a moment later, because a node may just have started."""
+        if topic not in self._unclaimed and len(self._unclaimed) < UNCLAIMED_COUNT_MAX:
+            self._unclaimed[topic] = None
+            asyncio.get_running_loop().call_later(UNCLAIMED_S, self._refuse_unclaimed, topic, address)
+
+    def _refuse_unclaimed(self, topic: str, address: str) -> None:
+        if not (self._closed or self._is_claimed(address) or self._forwarder.takes(address)):
+            self.counters.bus_unclaimed += 1
+            self.refuse(BusMessage(topic, b""), NotAssigned(self._assignment.refusal(address)))
 
     def _runs(self, escaped: str) -> bool:
         """Whether the agent of a topic runs here; a badly escaped topic is refused later with the reason."""
