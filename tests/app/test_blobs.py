@@ -1,29 +1,36 @@
 """Blobs on a running node: from the program, from sensors and workers, on two nodes, across restarts."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from stigmergy import (
     Action,
     Agent,
     Blob,
     BlobMissing,
+    BlobSettings,
     Command,
     Effects,
     Event,
     Events,
     Fleet,
+    Live,
     NotRunning,
     Order,
+    Retention,
+    Settings,
+    Snapshots,
     Work,
     decide,
     evolve,
     react,
 )
-from stigmergy.base.errors import ConfigError
+from stigmergy.base.errors import ConfigError, StoreUnavailable
 
 PHOTO = bytes(range(256)) * 5_000
 WITHIN_S = 240.0
@@ -170,3 +177,60 @@ async def test_what_cannot_be_put_is_refused(wrong: Any) -> None:
 def test_a_store_that_nobody_has_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="no adapter"):
         make_fleet([]).running(journal="memory:", blobs="ftp://nowhere")
+
+
+async def put_in_time(live: Live, data: bytes) -> Blob:
+    """Puts until it is done within half the grace period, which is short here."""
+    while True:
+        with contextlib.suppress(StoreUnavailable):
+            return await live.put(data)
+
+
+SOON = Settings(
+    snapshots=Snapshots(every_events=5, every_s=1e9, tail_ratio=0.0, share_max=1e9),
+    retention=Retention(keep_bytes=1, check_every_s=0.02),
+    blobs=BlobSettings(grace_s=3.0, references_every_s=0.05),
+)
+
+
+async def test_a_node_collects_what_its_log_refers_to_no_more(tmp_path: Path) -> None:
+    """The state, in a snapshot only, refers to the last photo; the ones before are gone with the log."""
+    fleet = make_fleet([])
+    url = f"sqlite:{tmp_path / 'eyes.db'}"
+    async with fleet.running(journal=url, settings=SOON) as live:
+        photos = [await put_in_time(live, b"%d" % number * 100) for number in range(3)]
+        for photo in photos:
+            await live.send("Eye/e", Look(photo=photo))
+        async with asyncio.timeout(WITHIN_S):
+            number = 0
+            while await live.blobs.has(photos[0]) or await live.blobs.has(photos[1]):
+                # Other agents make log, so that retention drops what is before the snapshot.
+                await live.send(f"Eye/{number % 3}", Look(photo=photos[2]))
+                number += 1
+                await asyncio.sleep(0.01)
+        eye = live.query("Eye/e", Eye)
+        assert eye.last == photos[2]
+        assert eye.thumbnail is not None
+        assert await live.fetch(photos[2]) == b"2" * 100
+        assert await live.fetch(eye.thumbnail) == (b"2" * 100)[::100]
+        assert live.standing().counters["commits_dropped"]
+        assert live.troubles() == []
+
+
+async def test_an_archive_keeps_what_was_ever_referred_to(tmp_path: Path) -> None:
+    fleet = make_fleet([])
+    retention = structs.replace(SOON.retention, archive=str(tmp_path / "archive"))
+    settings = structs.replace(SOON, retention=retention)
+    url, folder = f"sqlite:{tmp_path / 'eyes.db'}", tmp_path / "eyes.db-blobs"
+    photos: list[Blob] = []
+    for _ in range(2):
+        async with fleet.running(journal=url, settings=settings) as live:
+            photos.append(await put_in_time(live, b"%d" % len(photos) * 100))
+            await live.send("Eye/e", Look(photo=photos[-1]))
+            unreferenced = await put_in_time(live, b"nobody")
+            async with asyncio.timeout(WITHIN_S):
+                while await live.blobs.has(unreferenced) or not live.standing().counters["commits_dropped"]:
+                    await live.send("Eye/f", Look(photo=photos[-1]))
+                    await asyncio.sleep(0.01)
+            assert [await live.blobs.has(photo) for photo in photos] == [True] * len(photos)
+    assert folder.is_dir()

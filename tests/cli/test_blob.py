@@ -19,6 +19,11 @@ def test_put_get_list(here: Folder) -> None:
     listed = here.json("blob", "list", "--name", "delivery")
     assert set(listed) == documented("blob list")
     assert [(one["digest"], one["type"]) for one in listed["blobs"]] == [(digest, "application/x-map")]
+    collected = here.json("blob", "gc", "--name", "delivery")
+    assert set(collected) == documented("blob gc")
+    assert (collected["blobs"], collected["deleted"], collected["owners"]) == (1, 0, 0)
+    assert "no node has told" in here.cli("blob", "gc", "--dry-run", "--name", "delivery").stderr
+    assert "there are: none" in here.cli("blob", "gc", "--forget", "a/b/1", "--name", "delivery").stderr
     assert "1 blob, 2.9 MiB of 8.0 GiB" in here.cli("blob", "list", "--name", "delivery").stderr
 
 

@@ -1,12 +1,13 @@
 """The bytes of a blob's manifest, and of a reference in a message, are those that the manual describes."""
 
 import pytest
-from msgspec import structs
+from msgspec import Struct, structs
 
 from stigmergy.agents.codec import encode
 from stigmergy.agents.messages import Blob, Event
 from stigmergy.base.errors import StoreCorrupt
 from stigmergy.store.blobs import PIECE_BYTES, BlobManifest, manifest_name, piece_name, read_manifest
+from stigmergy.store.garbage import BlobMarks, BlobReferences
 from tests.formats.manual import fields_of
 
 BLOB = Blob(bytes(range(32)), PIECE_BYTES + 1, "image/png")
@@ -23,8 +24,9 @@ class Seen(Event):
     photo: Blob
 
 
-def test_the_manual_has_every_field() -> None:
-    assert list(fields_of("BlobManifest")) == [field.name for field in structs.fields(BlobManifest)]
+@pytest.mark.parametrize("structure", [BlobManifest, BlobReferences, BlobMarks])
+def test_the_manual_has_every_field(structure: type[Struct]) -> None:
+    assert fields_of(structure.__name__) == [field.name for field in structs.fields(structure)]
 
 
 def test_a_manifest_of_an_earlier_version_is_read() -> None:

@@ -57,13 +57,22 @@ class BlobsAt:
         self._threads = threads
         self._bucket = blobs_bucket(fleet)
         self._store = store
-        self._make_folder = make_folder
-        self.blobs = Blobs(shown(url), self._open, clock, threads, settings)
+        self._folder = Path(url.removeprefix(FOLDER))
+        self._make_folder = make_folder and url.startswith(FOLDER)
+        self.blobs = Blobs(shown(url), self._open, self._find, clock, threads, settings)
 
     async def _open(self) -> Objects:
         if self._store is None:
             self._store = await self._open_store()
         return await self._store.objects(self._bucket)
+
+    async def _find(self) -> Objects | None:
+        """The bucket, if somebody has put something: who only looks makes nothing."""
+        if self._store is None:
+            if self._url in ("", MEMORY) or (self._make_folder and not await self._threads.run(self._folder.is_dir)):
+                return None
+            self._store = await self._open_store()
+        return await self._store.find_objects(self._bucket)
 
     async def _open_store(self) -> Store:
         if not self._url:
@@ -73,9 +82,8 @@ class BlobsAt:
             )
         if self._url == MEMORY:
             return MemoryStore(MemoryStoreServer(self._clock), self._clock)
-        if self._make_folder and self._url.startswith(FOLDER):
-            folder = Path(self._url.removeprefix(FOLDER))
-            await self._threads.run(lambda: folder.mkdir(mode=0o700, exist_ok=True))
+        if self._make_folder:
+            await self._threads.run(lambda: self._folder.mkdir(mode=0o700, exist_ok=True))
         return await open_store(self._url, self._clock)
 
     async def stop(self) -> None:

@@ -25,6 +25,7 @@ from stigmergy.app.registry import check_claims
 from stigmergy.app.views import open_view_store, views_url
 from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import HoldsFile, NewFile
+from stigmergy.audit.blob_references import JournalLog, ReferenceTeller
 from stigmergy.audit.directories import live_readings
 from stigmergy.audit.flight_journal import open_flight
 from stigmergy.audit.retention import RetentionHolds, Safeguards
@@ -188,6 +189,7 @@ class Running:
         self._blobs: BlobsAt | None = None
         self._views_url = views_url(self.node_config.views, self.url) if fleet.views else ""
         self._views: ViewService | None = None
+        self._references: ReferenceTeller | None = None
         self._replication: Replication | None = None
 
     def _check_needs(self) -> None:
@@ -258,6 +260,7 @@ class Running:
             self._copiers.start()
             if self._views is not None:
                 await self._views.start()
+            self._references = self._tell_references(host)
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -270,6 +273,7 @@ class Running:
             feedings=self._feedings,
             copies=self._copiers.standings,
             views=self._views,
+            references=self._references,
         )
 
     def _make_views(self, host: Host) -> ViewService | None:
@@ -285,7 +289,8 @@ class Running:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for part in (self._views, self._copiers, self._devices, self._feedings, self._replication, self._link):
+        parts = (self._references, self._views, self._copiers, self._devices, self._feedings)
+        for part in (*parts, self._replication, self._link):
             if part is not None:
                 await part.stop()
         if self._safeguards is not None:
@@ -315,6 +320,24 @@ class Running:
         )
         found = connections_of(self._link, self._replication)
         return structs.replace(found, safeguards=self._safeguards, blobs=self._blobs.blobs)
+
+    def _tell_references(self, host: Host) -> ReferenceTeller | None:
+        """Begins to tell the store of blobs what the log refers to. A journal in memory is gone with its references."""
+        if self.url.startswith("memory:") or not self._blobs_url or self._blobs is None:
+            return None
+
+        async def logs() -> list[JournalLog]:
+            return [JournalLog(host.journal, shard.state.shard) for shard in host.shards]
+
+        teller = ReferenceTeller(
+            self._blobs.blobs,
+            f"{self._copied_as}/{host.journal.identity.incarnation}",
+            logs,
+            keeps_all=host.settings.retention.archive is not None,
+            collects=host.settings.blobs.collect or self.node_config.blobs is None,
+        )
+        teller.start()
+        return teller
 
     @property
     def _copied_as(self) -> str:

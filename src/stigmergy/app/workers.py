@@ -23,6 +23,7 @@ from stigmergy.app.config import Config
 from stigmergy.app.fleet import installed_version, make_link, verifier
 from stigmergy.app.keyring import SharedKey, read_key
 from stigmergy.app.node_config import NodeConfig, check_store, open_ledger
+from stigmergy.audit.blob_references import ReferenceTeller
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads
 from stigmergy.base.trust import Signer
@@ -249,7 +250,17 @@ class NatsClusterBackend:
             replication=self._replication(host, where, bus_link),
             control_server=control_server,
             blobs=self._blobs.blobs,
+            references=ReferenceTeller(
+                self._blobs.blobs,
+                f"{where.site or 'local'}/{where.node}/{host.journal.identity.incarnation}",
+                lambda: self._logs_of(shard),
+                collects=host.settings.blobs.collect,
+            ),
         )
+
+    async def _logs_of(self, shard: int) -> list[ShardLog]:
+        """The log of a shard for one more reader, which waits for nobody."""
+        return [await self.open_log(shard)]
 
     def _open_bus(self, where: NodeConfig, shard: int, claim: int) -> Bus | None:
         if where.bus is None or self._bus_link is None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct, structs
 
+from stigmergy.audit.blob_references import ReferenceTeller
 from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.errors import Bug, NotOwned, NotRunning, StigmergyError
 from stigmergy.base.trust import Signer, Verifier
@@ -56,6 +57,7 @@ class ShardServices:
         replication: Replication | None = None,
         control_server: Callable[[Live], ShardControlServer] | None = None,
         blobs: Blobs | None = None,
+        references: ReferenceTeller | None = None,
     ) -> None:
         self.peers = peers
         self.devices = devices
@@ -64,6 +66,7 @@ class ShardServices:
         """The connection of the link, which is closed whatever way it ends."""
         self.replication = replication
         self._blobs = blobs
+        self.references = references
         self._make_control_server = control_server
         self._control_server: ShardControlServer | None = None
         self._started: list[PeerProcesses | Devices | BusLink | Replication] = []
@@ -87,6 +90,8 @@ class ShardServices:
             if self.replication is not None:
                 self._started.append(self.replication)
                 await self.replication.start()
+            if self.references is not None:
+                self.references.start()
         except BaseException:
             await self.kill()
             raise
@@ -103,6 +108,8 @@ class ShardServices:
 
     async def stop(self) -> None:
         """Before the host stops: nothing more is taken, what is owed leaves if it can."""
+        if self.references is not None:
+            await self.references.stop()
         leaving = [part for part in self._started if isinstance(part, PeerProcesses)]
         await asyncio.gather(self._close_control_server(), *(part.stop() for part in leaving))
         for part in _in_order(self._started, (Devices, Replication, BusLink)):
@@ -116,6 +123,8 @@ class ShardServices:
             ends.append(part.stop if isinstance(part, PeerProcesses) else part.kill)
         if self._bus is not None:
             ends.append(self._bus.close)
+        if self.references is not None:
+            ends.append(self.references.stop)
         stuck: Bug | None = None
         for end in ends:
             try:
@@ -220,6 +229,7 @@ class OwnedShard:
             link=services.link,
             peers=services.peers,
             replication=services.replication,
+            references=services.references,
         )
         await self.services.start(self.live)
         asyncio.ensure_future(self.host.wait_failure()).add_done_callback(lambda _: over())

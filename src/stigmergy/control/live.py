@@ -22,6 +22,7 @@ from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import printable
 from stigmergy.agents.messages import Blob, Command, Event
 from stigmergy.agents.view import View, plan_of
+from stigmergy.audit.blob_references import ReferenceTeller
 from stigmergy.audit.copier import CopyStanding
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
@@ -102,6 +103,7 @@ class Live:
         feedings: RingReaders | None = None,
         copies: Callable[[], list[CopyStanding]] = list,
         views: ViewService | None = None,
+        references: ReferenceTeller | None = None,
     ) -> None:
         self._host = host
         self._devices = devices
@@ -119,6 +121,8 @@ class Live:
         """How far the copies of the journal are."""
         self.views = views
         """The read models of the fleet; None where it has none."""
+        self.references = references
+        """Tells the store of blobs what the log refers to; None where nobody does."""
 
     @property
     def host(self) -> Host:
@@ -379,6 +383,7 @@ class Live:
             *(copy.trouble for copy in self.copies() if copy.trouble),
             *(why for _, why in sorted(self._host.housekeeper.troubles.items())),
             *self._host.batched_actuators.troubles(),
+            *(() if self.references is None else self.references.troubles()),
             *(trouble for service in services for trouble in service.troubles()),
         ]
 

@@ -76,6 +76,8 @@ class BlobSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """So long a transfer tries again to reach a store, piece by piece."""
     references_every_s: float = 600.0
     """How often a node tells the store which blobs its log refers to."""
+    collect: bool = False
+    """Whether this node collects garbage in the store, as often. In the folder beside its journal it always does."""
 
     def __post_init__(self) -> None:
         if not PIECE_BYTES <= self.bytes_max <= STORE_BYTES_MAX:
@@ -174,16 +176,19 @@ class Blobs:
         self,
         place: str,
         open_objects: Callable[[], Awaitable[Objects]],
+        find_objects: Callable[[], Awaitable[Objects | None]],
         clock: Clock,
         threads: Threads,
         settings: BlobSettings | None = None,
     ) -> None:
-        """`place` is the store's name for people. It is opened when somebody needs it."""
+        """`place` is the store's name for people. It is opened when somebody needs it; to find makes nothing there."""
         self.place = place
         self.elsewhere: Elsewhere | None = None
         """Asked for what the store lacks; what it has is kept here."""
         self.settings = settings or BlobSettings()
         self.clock = clock
+        self.find_objects = find_objects
+        """The bucket underneath, for garbage collection; None if there are no blobs yet."""
         self._open_objects = open_objects
         self._threads = threads
         self._transfer = _Transfers(place)
@@ -279,10 +284,6 @@ class Blobs:
             for about in (await objects.versions(name))[-1:]:
                 found.append(KeptBlob(Blob(digest, size_bytes, about.label), about.version, about.made_ns))
         return found
-
-    async def objects(self) -> Objects:
-        """The bucket underneath, for who collects garbage."""
-        return await self._open_objects()
 
     # ------------------------------------------------------------------ pieces
 

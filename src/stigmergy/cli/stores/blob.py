@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.fleet import Fleet, NodeConfig, find_node_config
 from stigmergy.audit.listing import readable_time
@@ -20,11 +22,13 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Cell, Output, counted, shown_bytes
 from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
 from stigmergy.store.blobs import Blobs, BlobSettings, KeptBlob
+from stigmergy.store.garbage import collect, forget_owner, read_references
 
 EXAMPLES = """examples:
   stigmergy blob put map.bin --type application/octet-stream     prints the reference to send
   stigmergy blob get 3f0a9c12 --to map.bin                       the beginning of a digest is enough
   stigmergy blob list --store nats://hub:4222 --name delivery
+  stigmergy blob gc                                              delete what no log refers to
 """
 Act = Callable[[Blobs, argparse.Namespace, Output], Awaitable[int]]
 
@@ -44,6 +48,15 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     getting.add_argument("digest", metavar="DIGEST", help="in hexadecimal; its beginning is enough")
     getting.add_argument("--to", metavar="FILE", type=Path, required=True, help="replaced when all of it is there")
     _add(actions, common, "list", "what there is", _list)
+    collecting = _add(actions, common, "gc", "delete what no log refers to any more", _gc)
+    collecting.add_argument("--dry-run", action="store_true", help="only say what there is")
+    collecting.add_argument(
+        "--forget",
+        metavar="OWNER",
+        action="append",
+        default=[],
+        help="a node that never comes back, as SITE/NODE/INCARNATION: what it referred to stays no longer; repeatable",
+    )
 
 
 def _add(actions: Any, common: argparse.ArgumentParser, name: str, about: str, act: Act) -> argparse.ArgumentParser:
@@ -58,7 +71,7 @@ def _add(actions: Any, common: argparse.ArgumentParser, name: str, about: str, a
 
 
 def _nothing_named() -> int:
-    raise ConfigError("blob: say what to do: put, get or list; stigmergy blob --help")
+    raise ConfigError("blob: say what to do: put, get, list or gc; stigmergy blob --help")
 
 
 def _run(act: Act, arguments: argparse.Namespace, output: Output) -> int:
@@ -130,6 +143,30 @@ async def _list(blobs: Blobs, _: argparse.Namespace, output: Output) -> int:
     output.note(
         f"{counted(len(found), 'blob')}, {shown_bytes(used)} of {shown_bytes(blobs.settings.bytes_max)}, {blobs.place}"
     )
+    return exits.OK
+
+
+async def _gc(blobs: Blobs, arguments: argparse.Namespace, output: Output) -> int:
+    objects = await blobs.find_objects()
+    for owner in arguments.forget:
+        if objects is None or not await forget_owner(objects, owner):
+            known = [] if objects is None else [one.owner for one in await read_references(objects)]
+            raise ConfigError(f"{owner} has told nothing here; there are: {', '.join(known) or 'none'}")
+    found = await collect(blobs, dry_run=arguments.dry_run)
+    output.document({"store": blobs.place, **structs.asdict(found)})
+    output.line(
+        ("collected", GOOD),
+        f"  {counted(found.deleted, 'blob')}, {shown_bytes(found.deleted_bytes)}; of {found.blobs} {found.referenced} "
+        f"are referred to, {found.marked} wait for their grace period",
+    )
+    if found.blobs and not found.owners:
+        output.note("no node has told what it refers to, so nothing is deleted; run one with this store", "yellow")
+    if found.waits_for:
+        output.note(
+            f"nothing newer is deleted before these have told again: {', '.join(found.waits_for)}; if one never comes "
+            "back, give --forget OWNER",
+            "yellow",
+        )
     return exits.OK
 
 

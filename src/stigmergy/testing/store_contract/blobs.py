@@ -83,7 +83,7 @@ def blobs_on(objects: Objects, settings: BlobSettings | None = None) -> Blobs:
     async def opened() -> Objects:
         return objects
 
-    return Blobs("here", opened, SystemClock(), SystemThreads(), settings or BlobSettings(patience_s=0.01))
+    return Blobs("here", opened, opened, SystemClock(), SystemThreads(), settings or BlobSettings(patience_s=0.01))
 
 
 class BlobsContract(NeedsStore):
