@@ -142,6 +142,15 @@ class BlobsContract(NeedsStore):
         assert not path.with_name(f"data.{blob.hex[:16]}.part").exists()
 
     @in_a_loop
+    async def test_a_file_that_was_left_damaged_is_mended(self, open_store: OpenStore, tmp_path: Path) -> None:
+        blobs, path = blobs_on(await (await open_store()).objects(BUCKET)), tmp_path / "data"
+        blob = await blobs.put(DATA)
+        part = path.with_name(f"data.{blob.hex[:16]}.part")
+        part.write_bytes(DATA[:PIECE_BYTES] + bytes(2 * PIECE_BYTES))
+        await blobs.fetch_to(blob, path)
+        assert path.read_bytes() == DATA
+
+    @in_a_loop
     async def test_bytes_that_are_not_those_that_were_put_are_refused(
         self, open_store: OpenStore, tmp_path: Path
     ) -> None:
@@ -151,6 +160,8 @@ class BlobsContract(NeedsStore):
         await objects.put(piece_name(blake3(DATA[:PIECE_BYTES]).digest()), b"others")
         with pytest.raises(StoreCorrupt, match="again=True"):
             await blobs.fetch(blob)
+        with pytest.raises(StoreCorrupt):  # the very first chunk: none is given out unverified
+            await anext(blobs.stream(blob))
         with pytest.raises(StoreCorrupt):
             await blobs.fetch_to(blob, path)
         assert not path.exists()
