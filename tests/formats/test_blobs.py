@@ -1,11 +1,13 @@
 """The bytes of a blob's manifest, and of a reference in a message, are those that the manual describes."""
 
+import msgspec
 import pytest
 from msgspec import Struct, structs
 
 from stigmergy.agents.codec import encode
 from stigmergy.agents.messages import Blob, Event
 from stigmergy.base.errors import StoreCorrupt
+from stigmergy.network.blob_exchange import AskObject, HasObject, LacksObject
 from stigmergy.store.blobs import PIECE_BYTES, BlobManifest, manifest_name, piece_name, read_manifest
 from stigmergy.store.garbage import BlobMarks, BlobReferences
 from tests.formats.manual import fields_of
@@ -55,3 +57,10 @@ def test_a_reference_is_found_by_its_bytes() -> None:
 def test_what_is_not_the_manifest_of_this_blob_is_refused(wrong: bytes) -> None:
     with pytest.raises(StoreCorrupt):
         read_manifest(BLOB, wrong)
+
+
+def test_the_datagrams_of_the_exchange() -> None:
+    asked, has = AskObject(7, "piece/61", -1), HasObject(7, 0, 3, b"abc")
+    assert msgspec.msgpack.decode(encode(asked)) == ["ask@1", 7, "piece/61", -1]
+    assert msgspec.msgpack.decode(encode(has)) == ["has@1", 7, 0, 3, b"abc"]
+    assert msgspec.msgpack.decode(encode(LacksObject(7))) == ["lacks@1", 7]

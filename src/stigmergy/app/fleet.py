@@ -52,6 +52,7 @@ from stigmergy.keys.keyfile import (
     read_public_key,
 )
 from stigmergy.membership.udp import parse_url as read_mesh_url
+from stigmergy.network.blob_exchange import BlobExchange
 from stigmergy.network.bus_link import BusLink, Levels, describe_this_node
 from stigmergy.network.replication import Replication
 from stigmergy.node.column_feeds import RingReaders
@@ -190,6 +191,7 @@ class Running:
         self._views_url = views_url(self.node_config.views, self.url) if fleet.views else ""
         self._views: ViewService | None = None
         self._references: ReferenceTeller | None = None
+        self._exchange: BlobExchange | None = None
         self._replication: Replication | None = None
 
     def _check_needs(self) -> None:
@@ -253,6 +255,7 @@ class Running:
         try:
             self._feedings = RingReaders(host, open_rings(self.rings))
             if link is not None:
+                await self._exchange_blobs(host, link)
                 await link.start()
             if replication is not None:
                 await replication.start()
@@ -289,7 +292,7 @@ class Running:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        parts = (self._references, self._views, self._copiers, self._devices, self._feedings)
+        parts = (self._exchange, self._references, self._views, self._copiers, self._devices, self._feedings)
         for part in (*parts, self._replication, self._link):
             if part is not None:
                 await part.stop()
@@ -320,6 +323,15 @@ class Running:
         )
         found = connections_of(self._link, self._replication)
         return structs.replace(found, safeguards=self._safeguards, blobs=self._blobs.blobs)
+
+    async def _exchange_blobs(self, host: Host, link: BusLink) -> None:
+        """Gives blobs to other nodes on the bus, and takes theirs, where each has a store of its own."""
+        if host.blobs is not None and self._blobs_url.startswith(("folder:", "memory:")):
+            exchange = BlobExchange(
+                link.make_mesh("blobs"), host.blobs, lambda: [member.node for member in link.members()]
+            )
+            await exchange.start()
+            self._exchange = exchange
 
     def _tell_references(self, host: Host) -> ReferenceTeller | None:
         """Begins to tell the store of blobs what the log refers to. A journal in memory is gone with its references."""

@@ -30,7 +30,7 @@ WAITING_COUNT_MAX = 1_024
 
 
 def topic_of(topics: Topics, to: str, sender: str) -> str:
-    """The topic of a datagram from one node to another."""
+    """The topic of a datagram from one node to another; `to` is behind the name of a mesh that has one."""
     return f"{topics.root}/{MESH}/{escape(to)}/{escape(sender)}"
 
 
@@ -42,7 +42,8 @@ def pattern_of(topics: Topics, node: str) -> str:
 class BusMesh:
     """The Mesh port over a bus."""
 
-    def __init__(self, bus: Bus, topics: Topics, node: str) -> None:
+    def __init__(self, bus: Bus, topics: Topics, node: str, name: str = "") -> None:
+        """Meshes of different names share a bus, and hear nothing of each other."""
         if not is_node_name(node):
             raise ConfigError(f"node {node!r}: a name is 1 to 64 letters, digits, '_', '-' and '.'")
         self.node = node
@@ -50,6 +51,7 @@ class BusMesh:
         self.contact = ""
         self.counters = MeshCounters()
         self._bus = bus
+        self._prefix = f"{name}:" if name else ""
         self._topics = topics
         self._hear: Hear | None = None
         self._was_opened = False
@@ -63,7 +65,7 @@ class BusMesh:
             raise Bug(f"the mesh of {self.node} was opened before; make another one")
         self._was_opened = True
         self._hear = hear
-        await self._bus.subscribe(pattern_of(self._topics, self.node), self._heard)
+        await self._bus.subscribe(pattern_of(self._topics, self._prefix + self.node), self._heard)
 
     def send_nowait(self, to: str, body: bytes) -> None:
         """Publishes to the node's topic, at once if few are in flight."""
@@ -100,7 +102,7 @@ class BusMesh:
 
     async def _fly(self, number: int, to: str, body: bytes) -> None:
         try:
-            await self._bus.publish(BusMessage(topic_of(self._topics, to, self.node), body))
+            await self._bus.publish(BusMessage(topic_of(self._topics, self._prefix + to, self.node), body))
         except LinkDown:
             pass  # a mesh may lose anything
         except Exception as error:

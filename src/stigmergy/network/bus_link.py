@@ -257,9 +257,9 @@ class BusLink:
             remote=self.router,
         )
 
-    def make_mesh(self) -> BusMesh:
+    def make_mesh(self, name: str = "") -> BusMesh:
         """A mesh over this bus: a broker says who is there, and reaches everybody."""
-        return BusMesh(self._bus, self.topics, self.node)
+        return BusMesh(self._bus, self.topics, self.node, name)
 
     def watch(self, look: Callable[[], None]) -> None:
         """Has `look` called when somebody has joined or left."""
