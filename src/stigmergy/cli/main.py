@@ -38,7 +38,7 @@ from stigmergy.cli import (
 from stigmergy.cli import (
     peers as company,
 )
-from stigmergy.cli.api import proto, serve, token
+from stigmergy.cli.api import proto, serve, token, view
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
 from stigmergy.cli.stores import blob, restore
@@ -52,6 +52,7 @@ GROUPS = (
     serve,
     token,
     agent,
+    view,
     log,
     capture,
     replay,

@@ -134,6 +134,24 @@ class WhereRequest(Request[replies.WhereReply], tag="where"):
     agent: str
 
 
+class ViewRequest(Request[replies.ViewReply], tag="view"):
+    """A page of the rows of a view. `where` has conditions that must all hold, the values in the types of their fields:
+    `zone=7`, `active>=5`. `order` names fields, `-active` from high to low. `after` has positions to wait for, `3:41`
+    of a shard or `Drone/D-17:41` of an agent's, for at most `within_s`."""
+
+    view: str
+    where: list[str] = []
+    order: list[str] = []
+    limit: int = 100
+    cursor: str = ""
+    after: list[str] = []
+    within_s: float = 5.0
+
+
+class ViewsRequest(Request[replies.ViewsReply], tag="views"):
+    """The views of the fleet, and where each stands."""
+
+
 class RosterRequest(Request[DescribedRoster], tag="roster"):
     """How records for agents of a compiled kind are made: for programs that send column batches."""
 
@@ -303,6 +321,8 @@ SingleRequest = (
     | AgentsRequest
     | EventsRequest
     | ExplainRequest
+    | ViewRequest
+    | ViewsRequest
     | WhereRequest
     | RosterRequest
     | EnrollAgentsRequest

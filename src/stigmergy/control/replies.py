@@ -119,6 +119,34 @@ class KindNames(Struct, frozen=True):
     events: dict[str, list[str]]
 
 
+class ViewReply(Struct, frozen=True):
+    """A page of rows. `next` is the cursor of the next page; `positions` say how far the logs are in the rows."""
+
+    view: str
+    rows: list[dict[str, Any]]
+    next: str | None
+    positions: dict[str, int]
+
+
+class ViewStatusReply(Struct, frozen=True):
+    """Where a view stands: commits that are not in it yet, whether its rows are made anew, and what is wrong."""
+
+    view: str
+    keys: list[str]
+    fields: dict[str, str]
+    behind: int
+    events: int
+    rows_written: int
+    building: bool
+    trouble: str = ""
+
+
+class ViewsReply(Struct, frozen=True):
+    """The views of a fleet."""
+
+    views: list[ViewStatusReply]
+
+
 class NamesReply(Struct, frozen=True):
     """The agent kinds, and the first agents with the prefix that was asked for."""
 

@@ -260,11 +260,20 @@ class ControlRouter:
     """Answers requests about a fleet on workers. `branches` are the owners of its shards, in order; `journal` is where
     the logs are, for people."""
 
-    def __init__(self, fleet: str, journal: str, homes: Homes, branches: Sequence[OwnerClient]) -> None:
+    def __init__(
+        self,
+        fleet: str,
+        journal: str,
+        homes: Homes,
+        branches: Sequence[OwnerClient],
+        projector: OwnerClient | None = None,
+    ) -> None:
+        """`projector` is the process that has the views of the whole fleet."""
         self._fleet = fleet
         self._journal = journal
         self._homes = homes
         self._branches = tuple(branches)
+        self._projector = projector
         self._last: dict[int, StatusReply] = {}
         """The last status of each shard: an owner that is down for a moment is not forgotten."""
 
@@ -310,6 +319,8 @@ class ControlRouter:
                 return await self.status()
             case protocol.NamesRequest():
                 return joined_names(await self._ask_all(request), request.limit)
+            case protocol.ViewRequest() | protocol.ViewsRequest():
+                return await self._ask_projector(request)
             case protocol.AgentsRequest():
                 return await self._agents(request)
             case protocol.EventsRequest():
@@ -443,6 +454,17 @@ class ControlRouter:
         entries = sorted((entry for items in found.all_items() for entry in items), key=_written_at)
         few = entries[: request.limit] if request.first is not None else entries[-request.limit :]
         return _stream(few, found.missing)
+
+    async def _ask_projector(self, request: Request[R]) -> R:
+        try:
+            if self._projector is not None:
+                return await _first(self._projector, request)
+        except NotRunning:
+            pass
+        raise NotRunning(
+            f"nobody projects the views of fleet {self._fleet!r}; workers do not, because each has only some of the "
+            "shards: run stigmergy project MODULE:FLEET --nats URL"
+        )
 
     async def _agents(self, request: protocol.AgentsRequest) -> AgentsReply:
         """The first of the agents of all; each owner is asked for a whole page, because all may be of one of them."""

@@ -53,6 +53,7 @@ from stigmergy.control.log_service import answer_hold, export_items, flight_item
 from stigmergy.control.protocol import Answer, end, item, refusal, single
 from stigmergy.control.replication_service import ReplicationService
 from stigmergy.control.replies import filled
+from stigmergy.control.view_service import answer_view, answer_views
 from stigmergy.journal.signers import Key, check_enrolment, check_revocation
 from stigmergy.network.forwarder import CommandOnItsWay
 from stigmergy.node.column_roster import DescribedRoster, Roster, check_enrolled_names, described_roster
@@ -148,6 +149,10 @@ class ControlService:
                 return await list_agents(self._live, request)
             case protocol.EventsRequest():
                 return await self._events.read(request)
+            case protocol.ViewRequest():
+                return await answer_view(self._live.views, request)
+            case protocol.ViewsRequest():
+                return await answer_views(self._live.views)
             case protocol.ExplainRequest():
                 return await self._explain(request)
             case protocol.WhereRequest():

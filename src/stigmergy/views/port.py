@@ -189,9 +189,9 @@ def _checked(plan: ViewPlan, columns: dict[str, ViewColumn], one: RowCondition) 
 
 def read_value(plan: ViewPlan, name: str, text: str) -> Any:
     """A value that somebody has typed, as the type of its field. Raises Malformed."""
-    _column(plan, {column.name: column for column in plan.columns}, name)
+    column = _column(plan, {column.name: column for column in plan.columns}, name)
     try:
-        return msgspec.convert(None if text == "null" else text, plan.hints[name], strict=False)
+        return msgspec.convert(None if text == "null" and column.optional else text, plan.hints[name], strict=False)
     except msgspec.ValidationError as error:
         raise Malformed(f"{plan.name}.{name}: {text!r} does not fit: {error}") from None
 

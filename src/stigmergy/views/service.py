@@ -107,6 +107,10 @@ class ViewService:
         """How positions name the shard of an agent."""
         return shard_name(self.fleet, self._shard_of(address))
 
+    def position_names(self) -> list[str]:
+        """All logs that the views are made from, as positions name them."""
+        return sorted({name for one in self.projectors.values() for name in one.written})
+
     def _named(self, name: str) -> str:
         return shard_name(self.fleet, int(name)) if name.isdigit() else name
 

@@ -22,10 +22,11 @@ _CODES: tuple[tuple[int, tuple[type[errors.StigmergyError], ...]], ...] = (
     (INTERNAL, (errors.Bug,)),
     (NOT_RUNNING, (errors.NotAssigned, errors.NotRunning, errors.NotOwned, errors.NoAnswer, errors.LinkDown)),
     (NOT_RUNNING, (errors.JournalLocked, errors.RingLocked, errors.LedgerUnavailable, errors.StoreUnavailable)),
+    (NOT_RUNNING, (errors.ViewBehind,)),
     (USAGE, (errors.ConfigError, errors.DefinitionError, errors.PeerError)),
     (REFUSED, (errors.Overloaded,)),
     (DAMAGED, (errors.JournalError, errors.RingError, errors.LedgerError, errors.StoreError)),
-    (DAMAGED, (errors.RecoveryError, errors.TrustError)),
+    (DAMAGED, (errors.RecoveryError, errors.TrustError, errors.ViewError)),
 )
 """The first row that fits counts: what is locked or away comes before what is damaged."""
 

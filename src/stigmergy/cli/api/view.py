@@ -1,0 +1,83 @@
+"""`stigmergy view` and `project`: questions to read models, and the process that keeps those of a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from stigmergy.cli.display import exits
+from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Cell, Output, shown
+from stigmergy.cli.display.places import add_place, ask, find_place
+from stigmergy.control.protocol import ViewRequest, ViewsRequest
+
+EXAMPLES = """examples:
+  stigmergy view                                        the views there are, and where each stands
+  stigmergy view ZoneLoad zone=7
+  stigmergy view ZoneLoad 'active>=5' --order=-active --limit 10
+  stigmergy view ZoneLoad --after Drone/D-17:41         wait until that command is in the rows
+"""
+
+
+def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Adds `view`."""
+    parser = commands.add_parser(
+        "view",
+        parents=[common],
+        help="ask a read model about the whole fleet",
+        description="Shows rows of a view of a running node, or of a fleet on workers; without a name, which there "
+        "are.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("view", metavar="VIEW", nargs="?", help="which view, such as ZoneLoad")
+    parser.add_argument("where", metavar="CONDITION", nargs="*", help="FIELD=VALUE, also with != < <= > >=")
+    parser.add_argument("--order", metavar="FIELD", action="append", default=[], help="=-FIELD from high to low")
+    parser.add_argument("--limit", metavar="N", type=int, default=100, help="so many rows at most (100)")
+    parser.add_argument("--cursor", metavar="CURSOR", default="", help="go on where the page before ended")
+    parser.add_argument(
+        "--after", metavar="POSITION", action="append", default=[], help="wait for SHARD:POSITION or KIND/NAME:POSITION"
+    )
+    parser.add_argument("--within", metavar="S", type=float, default=5.0, help="how long to wait for that (5)")
+    add_place(parser, nats=True)
+    parser.set_defaults(run=show)
+
+
+def show(arguments: argparse.Namespace, output: Output) -> int:
+    """Shows rows, or the views there are."""
+    place = find_place(arguments)
+    if arguments.view is None:
+        return _list(place, output)
+    request = ViewRequest(
+        view=arguments.view,
+        where=arguments.where,
+        order=arguments.order,
+        limit=arguments.limit,
+        cursor=arguments.cursor,
+        after=arguments.after,
+        within_s=arguments.within,
+    )
+    found = ask(place, request)
+    output.document(found)
+    if found.rows:
+        heads = tuple(name.upper() for name in found.rows[0])
+        output.table(heads, [tuple(shown(value) for value in row.values()) for row in found.rows])
+    else:
+        output.note("no such rows")
+    if found.next is not None:
+        output.note(f"there are more: --cursor {found.next}")
+    return exits.OK
+
+
+def _list(place: Any, output: Output) -> int:
+    found = ask(place, ViewsRequest())
+    output.document(found)
+    rows: list[tuple[Cell, ...]] = []
+    for one in found.views:
+        standing: Cell = ("up to date", GOOD) if not one.behind else (f"{one.behind} commits behind", WARN)
+        standing = ("being made", WARN) if one.building else standing
+        fields = ", ".join(f"{name}: {hint}" for name, hint in one.fields.items())
+        rows.append(((one.view, NAME), standing, fields))
+    output.table(("VIEW", "STANDS", "FIELDS"), rows)
+    for one in found.views:
+        if one.trouble:
+            output.note(one.trouble, BAD)
+    return exits.NOT_RUNNING if any(one.trouble for one in found.views) else exits.OK
