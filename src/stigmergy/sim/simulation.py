@@ -430,7 +430,8 @@ def _told_pairs(fleet: SimFleet) -> Iterator[ToldPair]:
             for owed in (owed for commit in commits for owed in commit.owed if owed.sink.startswith(REMOTE_SINKS)):
                 one = read_told(owed.body)
                 told.setdefault(one.to, []).append(one.message)
-            still = [read_told(pending.body) for pending in machine.logbook.states[shard].outbox.owed()]
+            owing = machine.logbook.states[shard].outbox.owed()
+            still = [read_told(pending.body) for pending in owing if pending.sink.startswith(REMOTE_SINKS)]
             for to, bodies in told.items():
                 receiver = fleet.machines.get(fleet.home.get(to, ""))
                 if receiver is None or receiver.past:
