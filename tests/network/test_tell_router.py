@@ -357,6 +357,12 @@ def test_a_node_that_runs_everything_leaves_tells_to_the_node_that_names_the_age
         assert g.agents() == ["Cart/z"], "the other belongs to a node that is away"
         b = await stage.nodes["b"].start()
         await wait(lambda: len(heard(b, "Cart/b1")) == 3, 60)
+        # What it tells such an agent itself goes there too.
+        assert await g.send("Cart/z", Pass(to="Cart/b1", number=7))
+        assert await g.send("Cart/z", Pass(to="Cart/y", number=8))
+        await wait(lambda: heard(b, "Cart/b1")[3:] == ["Cart/z 7"], 60)
+        await wait(lambda: heard(g, "Cart/y") == ["Cart/z 8"], 60)
+        assert g.agents() == ["Cart/y", "Cart/z"]
         await stage.stop()
 
     stage.world.run(scene())

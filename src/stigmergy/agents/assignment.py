@@ -24,7 +24,7 @@ _ENTRY = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~*-]{1,128}", re.ASCII
 class Assignment:
     """The agents of one node. Without any named, it runs all of them."""
 
-    __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "fleet", "locate")
+    __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "fleet", "is_elsewhere", "locate")
 
     def __init__(
         self,
@@ -32,10 +32,13 @@ class Assignment:
         kinds: Iterable[str] | None = None,
         locate: Callable[[str], str] = lambda _: "",
         fleet: str = "",
+        is_elsewhere: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`kinds` are those of the fleet. `locate` says which other node runs an agent, such as "node 'b' runs it";
         empty if nobody knows. Raises ConfigError for what names no agent of the kinds."""
         self.fleet = fleet
+        self.is_elsewhere = is_elsewhere
+        """Of a node that runs everything: whether another node names an agent that is not here yet."""
         self.agents = tuple(dict.fromkeys(agents))
         self._names = dict.fromkeys(entry for entry in self.agents if ANY not in entry)
         self._patterns = tuple((entry, _compiled(entry)) for entry in self.agents if ANY in entry)

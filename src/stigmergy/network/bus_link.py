@@ -254,6 +254,7 @@ class BusLink:
             forward=self.forwarder.release,
             forwards=self.forwarder.forwards,
             locate=self.presence.locate,
+            is_named=lambda address: bool(self.presence.claimants(address)),
             remote=self.router,
         )
 

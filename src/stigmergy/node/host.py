@@ -74,6 +74,8 @@ class Connections(Struct, frozen=True):
     """Sends a durable command on to the node that runs its agent."""
     forwards: Callable[[str], bool] | None = None
     """Whether commands for an agent that does not run here can be sent on."""
+    is_named: Callable[[str], bool] | None = None
+    """Whether the configuration of another node names an agent."""
     locate: Callable[[str], str] | None = None
     """Says which other node runs an agent; see `Assignment`."""
     safeguards: Safeguards | None = None
@@ -138,7 +140,7 @@ class Host:
         self.recovered = recovered
         self.declaration = declaration
         self._guard = guard
-        self.assignment = Assignment(agents, declaration.plans, self._locate, declaration.name)
+        self.assignment = Assignment(agents, declaration.plans, self._locate, declaration.name, self._is_elsewhere)
         self.settings = settings = settings or declaration.settings
         self.journal = journal
         self.clock = clock
@@ -560,6 +562,15 @@ class Host:
     def _lease_end_ns(self, agent: str, claimed: Claimed) -> int:
         end_ns = None if self._claims is None else self._claims.lease_end_ns(agent, claimed)
         return 0 if end_ns is None else end_ns
+
+    def _is_elsewhere(self, address: str) -> bool:
+        """Whether another node names an agent that is not here: what is told to it must not create a second one."""
+        is_named, number = self._connections.is_named, self.intake.shard_of(address)
+        if is_named is None or not self.assignment.is_everything:
+            return False
+        if number in self.shards and self.shards[number].state.has_agent(address):
+            return False
+        return is_named(address)
 
     def _locate(self, address: str) -> str:
         locate = self._connections.locate

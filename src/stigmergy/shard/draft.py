@@ -393,7 +393,8 @@ def pack_tell(
     Sequences of a sink are dense, so sinks are never forgotten: one agent elsewhere too many has no sink of its own,
     and what is owed to the common one is given up.
     """
-    if not is_foreign(to) and state.plans.get(to.partition("/")[0]) is not None and state.assignment.runs(to):
+    known = not is_foreign(to) and state.plans.get(to.partition("/")[0]) is not None
+    if known and state.assignment.runs(to) and not state.assignment.is_elsewhere(to):
         return shard_sink(homes.of(to)), encode((to, message))
     sink = remote_sink(to)
     if not state.outbox.knows(sink) and state.outbox.remote_count >= REMOTE_ADDRESSES_MAX:
