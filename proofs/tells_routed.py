@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import os
 import random
+import secrets
 import signal
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from proofs.report import Proof
+from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import StigmergyError
 from stigmergy.control.protocol import Request, SendRequest, StateRequest, StatusRequest, read_single
 from stigmergy.control.socket import ControlCall
@@ -42,7 +44,7 @@ BETWEEN_S_MAX = 0.5
 BETWEEN_COUNT_MIN = 10
 """Commands that must have been answered between two cuts: on a busy machine cuts wait for traffic."""
 DOWN_S_MAX = 0.2
-PACE_S = 0.02
+PACE_S = 0.05
 START_S_MAX = 240.0
 FINISH_S_MAX = 600.0
 PAUSE_S = 0.05
@@ -86,7 +88,7 @@ class Node:
                 *("--bus", MQTT.format(port=self.proxy.port), "--node", self.name),
                 *("--journal", "sqlite:node.db", "--socket", "control.sock"),
                 cwd=self._folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
                 stdout=log,
                 stderr=log,
             )
@@ -160,15 +162,16 @@ class Trial:
         number = 0
         while not self._is_over:
             number += 1
-            command_id = f"{by}.{to}.{number}"
-            request = SendRequest(
-                agent=by, command="Pass", fields={"to": named, "number": number}, command_id=command_id
-            )
+            # It carries its time: of others a node remembers 2,500 a day.
+            command_id = new_command_id(time.time_ns(), secrets.token_bytes(RANDOM_BYTES))
+            fields = {"to": named, "number": number}
+            request = SendRequest(agent=by, command="Pass", fields=fields, command_id=command_id)
             while (answer := await node.ask(request)) is None:
                 self.tally.asked_again += 1
                 await asyncio.sleep(PAUSE_S)
             if not answer.accepted:
                 self.violations.append(f"{by} refused to tell {to}: {answer.reason}")
+                return
             self._told[by, to] = number
             self.tally.told += 1
             await asyncio.sleep(PACE_S)

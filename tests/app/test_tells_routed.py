@@ -101,3 +101,42 @@ async def test_tells_go_into_and_out_of_a_cluster(server: NatsCluster, tmp_path:
         for teller in tellers:
             of_it = [one for one in heard if one.startswith(f"{teller} ")]
             assert of_it == [f"{teller} {number}" for number in range(NUMBERS)]
+
+
+class Sighted(Event):
+    metres: float
+
+
+class Scout(Agent):
+    count: int = 0
+
+    @evolve
+    def sighted(self, event: Sighted) -> None:
+        self.count += 1
+
+    @react
+    def report(self, event: Sighted) -> Effects:
+        if event.metres < 100.0:
+            yield Tell("Board/main", event)
+
+
+class Board(Agent):
+    metres: tuple[float, ...] = ()
+
+    @evolve
+    def sighted(self, event: Sighted) -> None:
+        self.metres = (*self.metres, event.metres)
+
+
+@pytest.mark.prove  # it compiles
+async def test_compiled_agents_tell_agents_of_other_nodes(tmp_path: Path) -> None:
+    fleet = Fleet("scouts", agents=[Scout, Board], compiled=[Scout])
+    async with (
+        fleet.running(bus="memory:scouts", node="a", agents=["Scout/*"], journal=f"sqlite:{tmp_path}/a.db") as a,
+        fleet.running(bus="memory:scouts", node="b", agents=["Board/main"], journal=f"sqlite:{tmp_path}/b.db") as b,
+    ):
+        for number in range(200):
+            await a.observe("Scout/1", Sighted(metres=float(number)))
+        await wait_until(lambda: len(b.query("Board/main", Board).metres) == 100, within_s=WAIT_S_MAX)
+        assert b.query("Board/main", Board).metres == tuple(float(number) for number in range(100))
+        assert a.agents() == ["Scout/1"]
