@@ -10,6 +10,7 @@ from stigmergy.agents.agent import Agent, decide, evolve, react
 from stigmergy.agents.effects import Effects, Events, Tell, TellFailed
 from stigmergy.agents.messages import Command, Event
 from stigmergy.bus.memory import MemoryBroker
+from stigmergy.bus.port import BusMessage
 from stigmergy.bus.tells import TellAcknowledgement, TellFrame, TellItem, read_acknowledgement, read_frame, write_tells
 from stigmergy.bus.topics import parse_topic
 from stigmergy.control.live import Live
@@ -366,6 +367,32 @@ def test_a_node_that_runs_everything_leaves_tells_to_the_node_that_names_the_age
         await stage.stop()
 
     stage.world.run(scene())
+
+
+def test_a_receiver_that_is_here_and_does_not_answer_is_a_trouble() -> None:
+    """As where the broker does not let it acknowledge."""
+    stage = Stage()
+
+    async def scene() -> None:
+        a, b = await stage.start("a", "b")
+        assert b.link is not None
+        answers, b.link.router._say = b.link.router._say, mute  # type: ignore[method-assign]
+        await a.send("Cart/a1", Pass(to="Cart/b1", number=1))
+        await asyncio.sleep(30)
+        assert a.standing().troubles == []
+        await asyncio.sleep(60)
+        (trouble,) = a.standing().troubles
+        assert trouble.startswith("1 tells for Cart/b1 are not acknowledged although node 'b' runs it: look whether")
+        b.link.router._say = answers  # type: ignore[method-assign]
+        await wait(lambda: a.standing().owed == 0)
+        assert (a.standing().troubles, heard(b, "Cart/b1")) == ([], ["Cart/a1 1"])
+        await stage.stop()
+
+    stage.world.run(scene())
+
+
+async def mute(message: BusMessage) -> None:
+    del message
 
 
 def test_nobody_can_settle_tells_with_what_no_receiver_can_say() -> None:

@@ -12,7 +12,6 @@ for good. Only once that is durable a frame may pass over its number: after a cr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from stigmergy.agents.codec import REASON_CHARS_MAX, printable
 from stigmergy.agents.effects import REMOTE_SINKS, remote_sink
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.base.errors import (
+    LinkDown,
     Malformed,
     NotRunning,
     PeerError,
@@ -76,6 +76,9 @@ of others are here: one of them may name the agent."""
 ACCEPTED_COUNT_MAX = 10_000
 """Pairs of which is remembered how far their tells are queued here; then the marks say it."""
 DRAIN_LOOK_S = 0.01
+SILENT_S = 60.0
+"""A receiver that is here and has not answered for so long, with the link up, is a trouble."""
+PERMISSIONS = "look whether the broker lets both nodes use the topics tells and acknowledgements (docs/topics.md)"
 TOLD_FULL = 0.5
 """Tells kept for one agent, as a part of what there is room for, from which on it is a trouble."""
 
@@ -203,6 +206,8 @@ class TellRouter:
         self._publishes: dict[int, asyncio.Task[None]] = {}
         self._publish_count = 0
         self._up_ns: int | None = None
+        self._refused = ""
+        """Why the broker did not take the last frame or acknowledgement, if that was not for want of a link."""
         self._accepted: dict[tuple[str, int], int] = {}
         """Per pair that others tell us by: up to where its tells are queued here."""
         self.counters = RouterCounters()
@@ -245,10 +250,16 @@ class TellRouter:
 
     def troubles(self) -> list[str]:
         """Receivers that say that we are somebody else, and agents for which much is kept."""
-        found = [pair.trouble for pair in self._pairs.values() if pair.trouble]
+        found = [self._refused] if self._refused else []
+        found += [pair.trouble for pair in self._pairs.values() if pair.trouble]
         for pair in self._pairs.values():
-            if len(pair.waiting) > TOLD_FULL * self._settings.kept_max:
-                where = self._host.assignment.locate(pair.to) or "no node says that it runs it"
+            where = "" if is_foreign(pair.to) else self._presence.locate(pair.to)
+            if where and pair.silent_s > SILENT_S:
+                found.append(
+                    f"{len(pair.waiting):,} tells for {pair.to} are not acknowledged although {where}: {PERMISSIONS}"
+                )
+            elif len(pair.waiting) > TOLD_FULL * self._settings.kept_max:
+                where = where or self._whereabouts(pair.to)
                 found.append(f"{len(pair.waiting):,} tells for {pair.to} are not acknowledged; {where}")
         return found
 
@@ -394,9 +405,14 @@ class TellRouter:
 
     async def _say(self, message: BusMessage) -> None:
         """Publishes, or does not: tells and acknowledgements are sent again until the other one has them."""
-        with contextlib.suppress(StigmergyError, TimeoutError):
+        try:
             async with asyncio.timeout(PUBLISH_S_MAX):
                 await self._bus.publish(message)
+            self._refused = ""
+        except (LinkDown, TimeoutError):
+            pass
+        except StigmergyError as error:
+            self._refused = f"{message.topic}: {error}"
 
     # ------------------------------------------------------------------ what receivers say
 
