@@ -34,7 +34,6 @@ from stigmergy import (
     shared,
 )
 from stigmergy.app import client as client_module
-from stigmergy.app import watching as watching_module
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import NodeConfig, Running
 from stigmergy.app.workers import NatsWorker
@@ -44,6 +43,7 @@ from stigmergy.base.system import SystemEntropy
 from stigmergy.bus.memory import open_bus
 from stigmergy.bus.port import BusMessage
 from stigmergy.control.live import Live
+from stigmergy.network import watching as watching_module
 from stigmergy.node.settings import BusSettings
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.nats import NatsCluster, start_single

@@ -30,7 +30,6 @@ from stigmergy import (
     evolve,
     react,
 )
-from stigmergy.app import watching as watches
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import NodeConfig
 from stigmergy.app.workers import NatsWorker
@@ -38,6 +37,7 @@ from stigmergy.base.errors import ConfigError, Malformed
 from stigmergy.control.live import Live
 from stigmergy.journal.sqlite import renew_incarnation
 from stigmergy.network import history as service
+from stigmergy.network import watching as watches
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.nats import start_single
 from stigmergy.testing.proxy import LinkProxy

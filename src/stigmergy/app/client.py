@@ -26,7 +26,6 @@ from stigmergy.agents.messages import Command, Event
 from stigmergy.app.cluster_client import Workers, find_workers
 from stigmergy.app.node_config import NodeConfig, open_bus, shown
 from stigmergy.app.registry import without_session
-from stigmergy.app.watching import HistoryClient, NodesWatching, TopicWatching
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import (
     ConfigError,
@@ -40,6 +39,7 @@ from stigmergy.base.errors import (
     Overloaded,
     StigmergyError,
     UnknownKind,
+    error_named,
 )
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, data_of, read_event, write_structured
@@ -63,7 +63,8 @@ from stigmergy.clients.client import (
 )
 from stigmergy.clients.remote import RemoteClient, Transport
 from stigmergy.control import protocol
-from stigmergy.control.protocol import UnreadableReply, error_named
+from stigmergy.control.protocol import UnreadableReply
+from stigmergy.network.watching import HistoryClient, NodesWatching, TopicWatching
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.intake import check_address, written
 from stigmergy.node.watching import read_start

@@ -306,3 +306,9 @@ class BadSignature(TrustError):
 
 class Bug(StigmergyError):
     """An invariant of ours broke."""
+
+
+def error_named(kind: str, text: str) -> StigmergyError:
+    """The error that a node has refused with, by its name."""
+    found = globals().get(kind)
+    return (found if isinstance(found, type) and issubclass(found, StigmergyError) else StigmergyError)(text)

@@ -10,16 +10,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
-from stigmergy.agents.messages import Command, Event, Message
+from stigmergy.agents.messages import Command, Event, Message, is_number
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import DefinitionError
 from stigmergy.bus.mapping import DeviceCommands, DeviceEvent, DeviceOrder
 from stigmergy.bus.presence import MemberJoined, MemberLeft
 from stigmergy.bus.topics import AGENTS, Channel, TopicTemplate, escape, places_of, read_template
+
+History = Literal["all", "latest"] | float | None
+"""What was published before an agent listens: all of it, the newest of each topic, or of so many seconds."""
 
 
 class Listen(Struct, frozen=True):
@@ -30,6 +33,7 @@ class Listen(Struct, frozen=True):
     to: str
     fleet: str | None
     site: str | None
+    history: History = None
 
     def template(self, fleet: str, site: str) -> TopicTemplate:
         """Its topics on the bus, for a node of this fleet and site."""
@@ -71,17 +75,26 @@ class Subscriptions:
         self.interested: list[str] = []
         """Agents that are told who joins and leaves."""
 
-    def listen(self, what: str, *, to: str, fleet: str | None = None, site: str | None = None) -> None:
+    def listen(
+        self, what: str, *, to: str, fleet: str | None = None, site: str | None = None, history: History = None
+    ) -> None:
         """Gives published events to agents here: `Drone/{id}/battery` is what each Drone publishes as `battery`.
 
         `{id}` stands for any name and may be used in `to`; `+` stands for anything. `fleet` and `site` default to the
-        node's own; `site="+"` means all sites. Each event arrives once, and in order.
+        node's own; `site="+"` means all sites. Each event arrives once, and in order. With `history` it also gets what
+        was published before: "all", the "latest" of each topic, or that of so many seconds.
         """
         template = read_template(what)
+        seconds: Any = history
+        is_time = is_number(seconds) and not isinstance(seconds, bool) and seconds > 0
+        if history not in (None, "all", "latest") and not is_time:
+            raise DefinitionError(f"listen({what!r}): history={history!r}; give 'all', 'latest' or a number of seconds")
+        if history is not None and site == "+":
+            raise DefinitionError(f"listen({what!r}): history is asked for site by site; name the site, once for each")
         if len(template.levels) < 3:
             raise DefinitionError(f"listen({what!r}): write Kind/name/topic, such as 'Drone/{{id}}/battery'")
         self._check_to("listen", what, to, template.names)
-        self.listens.append(Listen(template, to, fleet, site))
+        self.listens.append(Listen(template, to, fleet, site, history))
 
     def collect(
         self, what: str = "{kind}/{id}", *, to: str | None = None, fleet: str | None = None, site: str | None = None

@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct
 from stigmergy.agents.codec import UNDECODABLE
 from stigmergy.audit.listing import LogEntry
 from stigmergy.base import errors
-from stigmergy.base.errors import Malformed, StigmergyError
+from stigmergy.base.errors import Malformed, StigmergyError, error_named
 from stigmergy.control import replies
 from stigmergy.control.replies import LogProgress, MissingPart, StreamEnd
 from stigmergy.node.column_roster import DescribedRoster
@@ -501,12 +501,6 @@ def checked(reply: Reply[R]) -> Reply[R]:
     if reply.kind:
         raise error_named(reply.kind, reply.error)
     return reply
-
-
-def error_named(kind: str, text: str) -> StigmergyError:
-    """The error that a node has refused with, by its name."""
-    found = getattr(errors, kind, StigmergyError)
-    return (found if isinstance(found, type) and issubclass(found, StigmergyError) else StigmergyError)(text)
 
 
 # A transport carries lines. At its edge a line becomes a request, once, and a reply becomes a line, once.

@@ -29,6 +29,7 @@ from stigmergy.bus.topics import Topics, check_level_name
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.network.forwarder import Forwarder
 from stigmergy.network.history import HistoryService
+from stigmergy.network.history_listener import HistoryListener
 from stigmergy.network.level_links import LevelLinks
 from stigmergy.network.subscriber import Subscriber
 from stigmergy.network.tell_router import TellRouter
@@ -243,6 +244,7 @@ class BusLink:
         self.forwarder = Forwarder(host, bus, self.topics, node, self.presence, self.relay.links)
         ids, takers = _ids(clock, entropy), (self._take_tells, self.forwarder, self._is_claimed)
         self.subscriber = Subscriber(bus, self.topics, host, self.teller, settings.bus, ids, *takers)
+        self.listener = HistoryListener(bus, self.topics, node, host, self.subscriber, lambda: _watch_id(entropy))
         self._watchers: list[Callable[[], None]] = []
         bus.on_link(self._heard)
 
@@ -277,6 +279,7 @@ class BusLink:
         await self.router.start()
         await self.forwarder.start()
         await self.history.start()
+        self.listener.start()
         await self.relay.start()
         self.publisher.start()
         await self._bus.open(self.presence.will)
@@ -285,6 +288,7 @@ class BusLink:
         """Leaves in order."""
         self.subscriber.close()
         self.relay.close()
+        await self.listener.stop()
         await self._wait_decided(self._host.settings.drain_s)
         if self._host.failure is None:
             await self.publisher.wait_idle(self._host.settings.drain_s)
@@ -306,6 +310,7 @@ class BusLink:
         """Ends at once, as a crash would, without a word. For simulations, which cut the link themselves."""
         self.subscriber.close()
         self.relay.close()
+        await self.listener.stop()
         await self.presence.kill()
         await self.publisher.stop()
         await self.router.stop()
@@ -337,7 +342,7 @@ class BusLink:
             *self.presence.overlaps(),
             str(error) if isinstance(error, ConfigError) else "",
         ]
-        found += [*self.subscriber.troubles, *self.router.troubles(), *self.forwarder.troubles]
+        found += [*self.subscriber.troubles, *self.router.troubles(), *self.forwarder.troubles, *self.listener.troubles]
         return [*(trouble for trouble in found if trouble), *self.relay.troubles]
 
     def counters(self) -> dict[str, int]:
@@ -351,6 +356,7 @@ class BusLink:
             self.router.counters,
             self.forwarder.counters,
             self.history.counters,
+            self.listener.counters,
         )
         counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
         return (
@@ -388,6 +394,7 @@ class BusLink:
         await self.router.take(message)
 
     def _told(self, event: Event) -> None:
+        self.listener.look(self.presence.members())
         if isinstance(event, MemberJoined):
             self.router.joined(event.node)
         for look in self._watchers:
@@ -399,6 +406,7 @@ class BusLink:
         self.publisher.link(up)
         self.router.link(up)
         self.subscriber.link(up)
+        self.listener.link(up)
         self.presence.link(up)
         self.relay.link(up)
         self.forwarder.link(up)
@@ -436,6 +444,10 @@ def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) ->
     epoch = max(shard.epoch for shard in host.shards)
     assignment = host.assignment
     return structs.replace(member, agents=assignment.agents, everything=assignment.is_everything, epoch=epoch)
+
+
+def _watch_id(entropy: Entropy) -> str:
+    return entropy.token(RUN_BYTES).hex()
 
 
 def _ids(clock: Clock, entropy: Entropy) -> Callable[[], str]:

@@ -202,6 +202,8 @@ class Subscriber:
                 await self._bus.subscribe(pattern, self._guard(take, is_ours=mine, sheds=channel in SHED))
         declaration = self._host.declaration
         for listen in declaration.listens:
+            if listen.history is not None:
+                continue  # `HistoryListener` reads the logs of the nodes instead
             template = listen.template(self._topics.fleet, self._topics.site)
             is_ours = self._is_of_ours(template, listen.to)
             await self._bus.subscribe(template.pattern, self._guard(self._listener(listen), is_ours=is_ours))
@@ -562,6 +564,14 @@ class Subscriber:
         return take
 
     # ------------------------------------------------------------------ messages
+
+    def is_here(self, address: str) -> bool:
+        """Whether an agent runs here, in a shard of this host."""
+        return self._assignment.runs(address) and self._host.intake.shard_of(address) in self._owned
+
+    def check_event(self, event: CloudEvent, to: str) -> bytes:
+        """The bytes of an event for an agent. Raises PeerError for one that it could not take."""
+        return self._body(event, self._plan(to), Event)
 
     def _plan(self, address: str) -> AgentPlan:
         return self._host.shards.first.state.plan_at(address)

@@ -6,7 +6,7 @@
 
 `LogWatching` hands over what comes from logs: a log has an order, so nothing is missed, repeated or out of order, and a
 slow reader is waited for. `LocalWatching` reads the log of a node in this process, the client
-(`app/watching.py`) asks nodes elsewhere.
+(`network/watching.py`) asks nodes elsewhere.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ START = "start"
 HELD_MAX = 1_000
 """Events of a watch that wait to be taken. From logs no more are read then; from topics the oldest are dropped."""
 MICROSECOND_NS = 1_000
+Step = tuple[str, int, LogPosition, Published | None]
+"""A node, a shard, the position that was reached there, and what was published."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -104,7 +106,7 @@ class LogWatching(Watching):
         self._start = start
         self._at = {node: dict(at) for node, at in start.at.items()}
         """How far what was handed over goes, by node and shard."""
-        self._held: deque[tuple[str, int, LogPosition, Published | None] | StigmergyError] = deque()
+        self._held: deque[Step | StigmergyError] = deque()
         self._ended = False
         self._truncated: dict[str, str] = {}
         self.truncated = MappingProxyType(self._truncated)
@@ -119,17 +121,26 @@ class LogWatching(Watching):
 
     async def __anext__(self) -> Heard:
         while True:
-            while self._held:
-                step = self._held.popleft()
-                if isinstance(step, StigmergyError):
-                    raise step
-                node, shard, at, one = step
-                self._at.setdefault(node, {})[shard] = at
-                if one is not None and (heard := self._heard(one)) is not None:
-                    return heard
+            _, _, _, one = await self.step()
+            if one is not None and (heard := self._heard(one)) is not None:
+                return heard
+
+    async def step(self) -> Step:
+        """The next one as it is in the log; or, without one, how far the log of a node was read."""
+        while not self._held:
             if self._ended:
                 raise StopAsyncIteration
             await self._fill()
+        step = self._held.popleft()
+        self._taken()
+        if isinstance(step, StigmergyError):
+            raise step
+        node, shard, at, _ = step
+        self._at.setdefault(node, {})[shard] = at
+        return step
+
+    def _taken(self) -> None:
+        """Less is held than before."""
 
     async def aclose(self) -> None:
         """Hears no more."""

@@ -21,7 +21,7 @@ from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import find_message
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.base.errors import ConfigError, StigmergyError, UnknownKind
+from stigmergy.base.errors import ConfigError, StigmergyError, UnknownKind, error_named
 from stigmergy.control import protocol
 from stigmergy.control.replies import MissingPart, ObservedOutcome
 from stigmergy.node.declaration import Declaration
@@ -356,7 +356,7 @@ def _field_problem(error: Exception, where: str = "") -> FieldProblem:
 def _outcome(outcome: ObservedOutcome) -> Observed:
     if outcome.observed:
         return Observed(True)
-    return Observed(False, problem_of(protocol.error_named(outcome.kind, outcome.error)))
+    return Observed(False, problem_of(error_named(outcome.kind, outcome.error)))
 
 
 def _page(limit: int) -> int:

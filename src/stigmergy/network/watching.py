@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.agents.messages import Event, spec_of
-from stigmergy.base.errors import LinkDown, NoAnswer, NotRunning, Overloaded, StigmergyError
+from stigmergy.base.errors import LinkDown, NoAnswer, NotRunning, Overloaded, StigmergyError, error_named
 from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.cloudevents import body_of, read_event
 from stigmergy.bus.history import (
@@ -30,13 +30,14 @@ from stigmergy.bus.history import (
 )
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.topics import EVERY_NODE, Channel, Topics, parse_topic
-from stigmergy.control.protocol import error_named
 from stigmergy.node.watching import HELD_MAX, Heard, LogWatching, Watching
 
 AGAIN_S = WAIT_S + 5.0
 """A node that has not answered after so long is asked again."""
 FIND_S = 5.0
-"""How often all nodes are asked who is there, until one answers; a node that comes later announces itself."""
+"""How often all nodes are asked who is there, until one answers."""
+FIND_LATER_S = 30.0
+"""And then, for nodes that do not announce themselves here."""
 PAUSE_S = 0.1
 REFUSED_PAUSE_S = 5.0
 """A node that refused for the moment is asked again after so long."""
@@ -261,11 +262,9 @@ class NodesWatching(LogWatching):
         if not self._held and not self._ended:
             await self._some.wait()
 
-    async def __anext__(self) -> Heard:
-        heard = await super().__anext__()
+    def _taken(self) -> None:
         if len(self._held) < HELD_MAX:
             self._room.set()
-        return heard
 
     async def _begin(self, check: Callable[[], Awaitable[None]]) -> None:
         await check()
@@ -275,23 +274,26 @@ class NodesWatching(LogWatching):
         self._finding = asyncio.ensure_future(self._find())
 
     async def _find(self) -> None:
-        """Asks who is there, until one has answered."""
-        while not self._reached.is_set():
+        """Asks who is there."""
+        while True:
             await self._client.ask(EVERY_NODE, HistoryRequest(self._client.name, self.id, 0))
-            await asyncio.sleep(FIND_S)
+            await asyncio.sleep(FIND_LATER_S if self._reached.is_set() else FIND_S)
 
     async def _follow(self, name: str, node: _Node) -> None:
-        """Asks one node, again and again."""
+        """Asks one node, again and again. What does not end by itself is raised where the next event is waited for."""
         while True:
-            reply = await self._ask(name, node)
-            if reply is None:
-                continue
-            self._reached.set()
-            node.is_silent = False
-            if reply.error:
-                error = error_named(reply.kind, f"node {name!r}: {reply.error}")
-                self._held.append(error)
-                self._some.set()
+            try:
+                reply = await self._ask(name, node)
+                if reply is None:
+                    continue
+                self._reached.set()
+                node.is_silent = False
+                if reply.error:
+                    raise error_named(reply.kind, f"node {name!r}: {reply.error}")
+            except StigmergyError as error:
+                if len(self._held) < HELD_MAX:
+                    self._held.append(error)
+                    self._some.set()
                 if not isinstance(error, FOR_THE_MOMENT):
                     return
                 await asyncio.sleep(REFUSED_PAUSE_S)
