@@ -1,0 +1,59 @@
+"""A watch with history against a node that repeats itself, answers late and loses requests."""
+
+import asyncio
+from pathlib import Path
+
+import stigmergy
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Event
+from stigmergy.base.system import SystemEntropy
+from stigmergy.bus.history import (
+    HistoryReply,
+    HistoryRequest,
+    LogPosition,
+    Portion,
+    Published,
+    read_frame,
+    write_frame,
+)
+from stigmergy.bus.memory import open_bus
+from stigmergy.bus.port import BusMessage
+
+WAIT_S_MAX = 240.0
+
+
+class Told(Event):
+    n: int
+
+
+def portion(first: int) -> Portion:
+    items = [Published(0, 7, n, 0, 1, n, 0, "Meter/m", "count", encode(Told(n=n))) for n in range(first, first + 2)]
+    return Portion({0: LogPosition(7, first + 1)}, items)
+
+
+async def test_only_the_reply_to_the_last_request_counts(tmp_path: Path) -> None:
+    """Replies that come twice, or late, have what was taken before."""
+    url = f"memory:{tmp_path.name}"
+    bus = open_bus(url, "node", SystemEntropy())
+    before: list[HistoryReply] = []
+
+    async def answer(message: BusMessage) -> None:
+        request = read_frame(message.payload, HistoryRequest)
+        if request.number == 0:
+            replies = [HistoryReply(request.watch, 0)]
+        else:
+            at = request.after.get(0, LogPosition(7, 0))
+            reply = HistoryReply(request.watch, request.number, portion(at.position + 1))
+            replies = [*before[-2:], reply, reply, *before[-1:]]
+            before.append(reply)
+        for each in replies:
+            await bus.publish(BusMessage(f"hall/local/nodes/a/published/{request.client}", write_frame(each)))
+
+    await bus.subscribe("hall/local/nodes/+/history", answer)
+    await bus.open()
+    async with stigmergy.connect(url, fleet="hall", within_s=WAIT_S_MAX) as far:
+        watching = far.watch("Meter/+/count", after="start")
+        async with asyncio.timeout(WAIT_S_MAX):
+            assert [(await anext(watching)).event["n"] for _ in range(40)] == list(range(1, 41))
+        await watching.aclose()
+    await bus.close()
