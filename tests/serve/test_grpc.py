@@ -1,5 +1,6 @@
 """The gRPC service of a real node: typed messages in and out, statuses with sentences, health, reflection, limits."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from stigmergy.base.errors import ConfigError
 from stigmergy.proto.descriptors import message_classes
 from stigmergy.proto.service import FleetProto
+from stigmergy.serve.asker import NodeAsker
 from stigmergy.serve.listener import read_address
 from stigmergy.serve.server import ApiServer, Serving
 from stigmergy.serve.tokens import Tokens
@@ -42,6 +44,15 @@ class Stub:
             response_deserializer=CLASSES[f"{method}Reply"].FromString,
         )
         return await call(made, metadata=self._metadata, timeout=240)
+
+    def watch(self, **fields: Any) -> Any:
+        made = CLASSES["WatchRequest"](**fields)
+        watch = self.channel.unary_stream(
+            "/warehouse.Fleet/Watch",
+            request_serializer=type(made).SerializeToString,
+            response_deserializer=CLASSES["WatchReply"].FromString,
+        )
+        return watch(made, metadata=self._metadata, timeout=240)
 
     async def refused(self, method: str, **fields: Any) -> tuple[grpc.StatusCode, str, dict[str, str]]:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -144,7 +155,7 @@ async def test_a_server_does_not_listen_where_it_must_not(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=said):
             ApiServer(
                 warehouse,
-                None,  # type: ignore[arg-type]
+                NodeAsker(None),  # type: ignore[arg-type]
                 Serving(None, tmp_path / "tokens", grpc=read_address(address), numbers=tmp_path / numbers),
             )
     async with warehouse_served(tmp_path) as urls:
@@ -152,3 +163,72 @@ async def test_a_server_does_not_listen_where_it_must_not(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=f"cannot listen for gRPC at 127.0.0.1:{taken}"):
             async with warehouse_served(tmp_path, ports=(0, taken)):
                 pass
+
+
+async def test_a_stream_has_the_types_of_the_fleet(tmp_path: Path) -> None:
+    async with warehouse_served(tmp_path) as urls, Stub(urls) as stub:
+        stream = stub.watch(kinds=["Cart"])
+        begin = await stream.read()
+        assert not begin.agent
+        await stub.call("Send", agent="Cart/c01", drive={"to": "dock-1"})
+        await stub.call("Observe", agent="Cart/c01", seen={"by": "gate"})
+        driven, seen = await stream.read(), await stream.read()
+        assert (driven.agent, driven.type, driven.driven.to) == ("Cart/c01", "Driven@1", "dock-1")
+        assert seen.WhichOneof("event") == "seen"
+        assert seen.seen.by == "gate"
+        assert abs(seen.time.seconds - time.time()) < 240
+        stream.cancel()
+        as_json = stub.watch(after=begin.after, types=["Seen"], as_json=True)
+        assert not (await as_json.read()).agent
+        assert (await as_json.read()).json.fields == '{"by":"gate"}'
+        as_json.cancel()
+        since = stub.watch(since={"seconds": 1})
+        assert [(await since.read()).type for _ in range(3)] == ["", "Driven@1", "Seen@1"]
+        since.cancel()
+        for fields, code in (
+            ({"kinds": ["Ship"]}, grpc.StatusCode.NOT_FOUND),
+            ({"after": "here"}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"after": "0:1", "since": {"seconds": 1}}, grpc.StatusCode.INVALID_ARGUMENT),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await stub.watch(**fields).read()
+            assert raised.value.code() == code
+
+
+async def test_a_stream_ends_when_its_token_does(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens")
+    token = tokens.create("reader", ("read",), 10**9, 1.7e9)
+    async with warehouse_served(tmp_path) as urls, Stub(urls, ("authorization", f"Bearer {token}")) as stub:
+        stream = stub.watch()
+        assert (await stream.read()).after
+        tokens.revoke("reader", 1.8e9)
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stream.read()
+        assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_slow_reader_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stigmergy.serve.events.RING_EVENTS_MAX", 50)
+    monkeypatch.setattr("stigmergy.serve.events.RING_BYTES_MAX", 500_000)
+    async with warehouse_served(tmp_path) as urls, Stub(urls) as slow, Stub(urls) as stub:
+        stream = slow.watch()
+        begin = await stream.read()
+        for number in range(200):
+            await stub.call("Send", agent="Cart/c01", drive={"to": f"{number}" + "x" * 50_000})
+        replies = [begin]
+
+        async def read() -> None:
+            while len(replies) <= 200:
+                replies.append(await stream.read())
+
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await read()
+        assert raised.value.code() == grpc.StatusCode.ABORTED
+        assert "watch again behind its last `after`" in raised.value.details()
+        heard = [int(reply.driven.to.rstrip("x")) for reply in replies[1:]]
+        last = replies[-1].after
+        again = slow.watch(after=last)
+        assert not (await again.read()).agent
+        while len(heard) < 200:
+            heard.append(int((await again.read()).driven.to.rstrip("x")))
+        assert heard == list(range(200))

@@ -29,6 +29,7 @@ METHODS = (
     Method("Observe", "ObserveRequest", "ObserveReply", "Tells an agent what was observed."),
     Method("GetAgent", "GetAgentRequest", "GetAgentReply", "An agent's durable state, now or in the past."),
     Method("ListAgents", "ListAgentsRequest", "ListAgentsReply", "A page of agents with their states, by address."),
+    Method("Watch", "WatchRequest", "WatchReply", "Events as they become durable.", streams=True),
 )
 ABOUT = """\
 The gRPC service of the fleet {fleet!r}, made by `stigmergy proto`. Do not edit: change the classes and make it anew.
@@ -82,6 +83,26 @@ def service_shapes() -> dict[str, Shape]:
             next=TEXT,
             missing=[TEXT],
         ),
+        _shape(
+            Shape("WatchRequest", Style.STRUCT, "Begins now, behind the `after` of an earlier reply, or at a time."),
+            kinds=[TEXT],
+            types=[TEXT],
+            agents=[TEXT],
+            after=TEXT,
+            since=Timestamp(),
+            as_json=BOOL,
+        ),
+        _shape(
+            _choosing("WatchReply", "event", "`after` goes on behind it. A reply without an agent has no event."),
+            after=TEXT,
+            agent=TEXT,
+            type=TEXT,
+            time=Timestamp(),
+            shard=UINT32,
+            position=UINT64,
+            index=UINT32,
+            _json=json,
+        ),
     )
     return {shape.name: shape for shape in made}
 
@@ -123,6 +144,8 @@ class FleetProto:
         self.commands = self._members("SendRequest", commands)
         """The fields of SendRequest with the tags of their commands."""
         self.events = self._members("ObserveRequest", events)
+        self.watched = dict(self._members("WatchReply", events).values())
+        """The fields of WatchReply by the tags of their events."""
         self.states: dict[str, Field] = {}
         """The fields of GetAgentReply by kind."""
         for plan in plans:

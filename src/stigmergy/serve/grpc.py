@@ -7,13 +7,14 @@ there for everybody, reflection for who may read. Whoever starts the server clos
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from stigmergy.agents.messages import Command, Event
+from stigmergy.agents.messages import SECOND_NS, Command, Event
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import find_message
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
@@ -24,12 +25,14 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.proto.descriptors import message_classes
 from stigmergy.proto.service import METHODS, SERVICE, FleetProto
 from stigmergy.proto.shapes import Field, Timestamp
-from stigmergy.serve.access import AccessGate
+from stigmergy.serve.access import AccessGate, DeniedRequest
 from stigmergy.serve.api import check_fields
 from stigmergy.serve.asker import Asker
+from stigmergy.serve.events import DroppedReader, EventHub, EventStream, StreamedEvent, StreamFilter
 from stigmergy.serve.listener import Address
 from stigmergy.serve.problems import RefusedCommand, problem_of
-from stigmergy.serve.tokens import OBSERVE, READ
+from stigmergy.serve.streams import HEARTBEAT_S, LOOK_S, SEND_S_MAX, STREAMS_MAX
+from stigmergy.serve.tokens import OBSERVE, READ, Caller
 from stigmergy.shard.homes import is_address
 
 try:
@@ -59,6 +62,7 @@ CODES = {
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     409: grpc.StatusCode.FAILED_PRECONDITION,
+    410: grpc.StatusCode.OUT_OF_RANGE,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     421: grpc.StatusCode.NOT_FOUND,
     422: grpc.StatusCode.INVALID_ARGUMENT,
@@ -69,13 +73,16 @@ CODES = {
 """By the HTTP status of a problem; a bug of ours is INTERNAL."""
 TYPE_TRAILER, COMMAND_TRAILER = "stigmergy-type", "stigmergy-command-id"
 RETRY_TRAILER = "grpc-retry-pushback-ms"
+_events = msgspec.json.Decoder(list[StreamedEvent])
 log = logging.getLogger("stigmergy.serve")
 
 
 class FleetService:
     """Answers the calls."""
 
-    def __init__(self, fleet: Declaration, proto: FleetProto, asker: Asker, gate: AccessGate) -> None:
+    def __init__(self, fleet: Declaration, proto: FleetProto, asker: Asker, gate: AccessGate, hub: EventHub) -> None:
+        self._hub = hub
+        self._streams = 0
         self._fleet = fleet
         self._proto = proto
         self._asker = asker
@@ -94,6 +101,11 @@ class FleetService:
         made = {}
         for method in METHODS:
             read, write = self._classes[method.request].FromString, self._classes[method.reply].SerializeToString
+            if method.streams:
+                made[method.name] = grpc.unary_stream_rpc_method_handler(
+                    self._guarded(self._watch), request_deserializer=read, response_serializer=write
+                )
+                continue
             made[method.name] = grpc.unary_unary_rpc_method_handler(
                 self._guarded(singles[method.name]), request_deserializer=read, response_serializer=write
             )
@@ -111,10 +123,12 @@ class FleetService:
 
         return answer
 
-    def _admit(self, context: Any, scope: str) -> None:
+    def _admit(self, context: Any, scope: str) -> Caller:
         """Lets a caller in who has this scope. Raises DeniedRequest."""
         given = dict(context.invocation_metadata() or ())
-        self._gate.check(self._gate.admit(_headers(given), _address(context.peer()), "grpc"), scope)
+        caller = self._gate.admit(_headers(given), _address(context.peer()), "grpc")
+        self._gate.check(caller, scope)
+        return caller
 
     # ------------------------------------------------------------------ commands and observations
 
@@ -172,6 +186,67 @@ class FleetService:
             self._put_state(listed, one.agent, one.state, as_json=request.as_json)
         return reply
 
+    # ------------------------------------------------------------------ streams
+
+    async def _watch(self, request: Any, context: Any) -> None:
+        """Sends events until the client leaves, is too slow, or may not read any more."""
+        caller = self._admit(context, READ)
+        for kind in (*request.kinds, *(one.partition("/")[0] for one in request.agents)):
+            if kind not in self._fleet.plans:
+                raise UnknownKind(f"{kind[:100]!r} is no agent kind here; there are {', '.join(self._fleet.plans)}")
+        wanted = StreamFilter(tuple(request.kinds), tuple(request.types), tuple(request.agents))
+        since_ns = request.since.seconds * SECOND_NS + request.since.nanos if request.HasField("since") else None
+        if request.after and since_ns is not None:
+            raise ConfigError("give positions to go on behind, or a time, not both")
+        if self._streams >= STREAMS_MAX:
+            raise DeniedRequest(429, f"{STREAMS_MAX} streams are open already; try again later", retry_after_s=5)
+        stream = EventStream(self._hub, self._asker, wanted, as_sse=False)
+        await stream.begin(request.after or None, since_ns)
+        self._streams += 1
+        try:
+            await self._pump(stream, context, caller, as_json=request.as_json)
+        finally:
+            self._streams -= 1
+            await stream.leave()
+
+    async def _pump(self, stream: EventStream, context: Any, caller: Caller, *, as_json: bool) -> None:
+        now_s = asyncio.get_running_loop().time
+        reply = self._classes["WatchReply"]
+        await context.write(reply(after=stream.last_id))
+        sent_s = now_s()
+        while True:
+            piece = await stream.next(LOOK_S)
+            if not self._gate.is_still_valid(caller):
+                raise DeniedRequest(401, "the token does not count any more")
+            # The library waits here while the client does not read; the ring goes on, and drops who is too far behind.
+            async with asyncio.timeout(SEND_S_MAX):
+                for event in _events.decode(b"[%b]" % piece):
+                    await context.write(self._told(event, as_json=as_json))
+                    sent_s = now_s()
+                if now_s() - sent_s >= HEARTBEAT_S:
+                    await context.write(reply(after=stream.last_id))
+                    sent_s = now_s()
+
+    def _told(self, event: StreamedEvent, *, as_json: bool) -> Any:
+        reply = self._classes["WatchReply"](
+            after=event.id,
+            agent=event.agent,
+            type=event.type,
+            shard=event.shard,
+            position=event.position,
+            index=event.index,
+        )
+        Timestamp().fill(reply.time, event.time)
+        field = None if as_json else self._proto.watched.get(event.type)
+        if field is not None:
+            try:
+                field.put_into(reply, event.fields)
+                return reply
+            except ValueError:
+                reply.ClearField(field.name)  # an event of another time, whose fields do not fit today's: as JSON
+        reply.json.name, reply.json.fields = event.type, msgspec.json.encode(event.fields).decode()
+        return reply
+
     def _put_state(self, reply: Any, address: str, state: Mapping[str, Any], *, as_json: bool) -> None:
         field = self._proto.states.get(address.partition("/")[0])
         if as_json or field is None:
@@ -219,6 +294,10 @@ async def abort(context: Any, error: Exception, command_id: str = "") -> None:
     """Ends a call with what is wrong. Always raises."""
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, DroppedReader | TimeoutError):
+        await context.abort(
+            grpc.StatusCode.ABORTED, "this client was too slow for the stream; watch again behind its last `after`"
+        )
     if not isinstance(error, StigmergyError):
         log.error("a call failed", exc_info=error)
     problem = problem_of(error)
@@ -255,9 +334,17 @@ class ReadersOnly(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 class GrpcServer:
     """The gRPC service of a fleet, from `start` to `close`."""
 
-    def __init__(self, fleet: Declaration, proto: FleetProto, asker: Asker, gate: AccessGate, address: Address) -> None:
+    def __init__(
+        self,
+        fleet: Declaration,
+        proto: FleetProto,
+        asker: Asker,
+        gate: AccessGate,
+        hub: EventHub,
+        address: Address,
+    ) -> None:
         self.address = address
-        self._service = FleetService(fleet, proto, asker, gate)
+        self._service = FleetService(fleet, proto, asker, gate, hub)
         self._names = (f"{proto.package}.{SERVICE}", health.SERVICE_NAME, reflection.SERVICE_NAME)
         self._gate = gate
         self._health = health.aio.HealthServicer()

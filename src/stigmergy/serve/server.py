@@ -57,7 +57,7 @@ class ApiServer:
             from stigmergy.proto.service import open_service
             from stigmergy.serve.grpc import GrpcServer
 
-            self._grpc = GrpcServer(fleet, open_service(fleet, serving.numbers), asker, gate, serving.grpc)
+            self._grpc = GrpcServer(fleet, open_service(fleet, serving.numbers), asker, gate, self._hub, serving.grpc)
 
     async def start(self) -> list[str]:
         """Listens; the URLs, that of HTTP first. Raises ConfigError if it cannot."""
