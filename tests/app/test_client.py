@@ -363,6 +363,13 @@ async def test_the_same_calls_reach_a_fleet_on_workers(server: NatsCluster, tmp_
                 assert (await far.query(f"Cart/c{number}", Cart)).drives == 1
             await far.observe("Cart/c0", Seen(by="gate"))
             assert (await far.query("Cart/c0", Cart)).seen == ("gate",)
+            assert await far.agents(Cart) == [f"Cart/c{number}" for number in range(4)]
+            assert await far.query("Cart/c0", at="2020-01-01T00:00:00Z") == {
+                "id": "c0",
+                "at": "",
+                "drives": 0,
+                "seen": [],
+            }
             assert isinstance(await far.send("Cart/c0", "Drive", {"to": "moon"}), Refused)
             for address, command, fields in (
                 ("Cart/c0", "Fly", {"to": "moon"}),

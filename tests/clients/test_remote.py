@@ -11,7 +11,8 @@ import trustme
 import stigmergy as st
 from stigmergy.base.errors import ConfigError, Malformed, TrustError, UnknownKind, UnknownTag
 from stigmergy.serve.tokens import Tokens
-from tests.clients.rig import SCHEMES, WAIT_S_MAX, Board, Cart, Drive, Seen, client, warehouse_served
+from tests.clients.cable import Cable
+from tests.clients.rig import SCHEMES, WAIT_S_MAX, Board, Cart, Drive, Driven, Seen, client, warehouse_served
 from tests.serve.rig import ServedProcess, cli, make_folder
 
 both = pytest.mark.parametrize("scheme", SCHEMES)
@@ -177,3 +178,97 @@ async def test_a_command_is_done_once_although_its_node_is_killed(tmp_path: Path
     done = sorted(entry["fields"]["mission"] for entry in log if entry["kind"] == "event")
     assert done == sorted(["M0", *missions])
     assert await asyncio.to_thread(node.end) == 0
+
+
+@both
+async def test_watches_from_now_from_the_start_and_behind_an_event(tmp_path: Path, scheme: str) -> None:
+    async with warehouse_served(tmp_path) as urls, client(urls, scheme) as far, asyncio.timeout(WAIT_S_MAX):
+        await far.send("Cart/c01", Drive(to="d0"))
+        watching = far.watch(kind=Cart)
+        await watching.wait_ready()
+        for number in range(1, 4):
+            await far.send(f"Cart/c0{number}", Drive(to=f"d{number}"))
+            await far.observe("Cart/c01", Seen(by=f"g{number}"))
+        heard = [await anext(watching) for _ in range(6)]
+        assert [(one.agent, one.type) for one in heard[:2]] == [("Cart/c01", "Driven@1"), ("Cart/c01", "Seen@1")]
+        assert heard[0].event == {"to": "d1"}
+        assert heard[0].time.startswith("20")
+        typed = far.watch(kind=Driven, after="start")
+        assert [(await anext(typed)).event for _ in range(4)] == [Driven(to=f"d{number}") for number in range(4)]
+        again = far.watch(agent="Cart/c01", after=heard[1].after)
+        assert [(await anext(again)).event for _ in range(2)] == [{"by": "g2"}, {"by": "g3"}]
+        await again.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(again)
+        late = asyncio.ensure_future(anext(typed))
+        await asyncio.sleep(0)
+        await typed.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await late
+        for wrong, error in (
+            (far.watch(agent="Ship/s"), UnknownKind),
+            (far.watch(after="here"), ConfigError),
+            (far.watch(after="7:1"), ConfigError),
+        ):
+            with pytest.raises(error):
+                await anext(wrong)
+        since = far.watch(kind=Driven, since="2020-01-01T00:00:00Z")
+        assert (await anext(since)).event == Driven(to="d0")
+        with pytest.raises(ConfigError, match="topics are those of a bus"):
+            far.watch("Cart/+/place")
+        with pytest.raises(ConfigError, match="tells events, not topics"):
+            far.watch(latest=True)
+        with pytest.raises(ConfigError, match="a position or a time"):
+            far.watch(after="start", since="2020-01-01T00:00:00Z")
+
+
+@both
+async def test_a_watch_that_is_cut_has_no_gap_and_no_double(tmp_path: Path, scheme: str) -> None:
+    count, cuts = 120, 3
+    async with (
+        warehouse_served(tmp_path) as urls,
+        client(urls, "http") as sender,
+        Cable(urls[scheme]) as cable,
+        st.connect(f"{scheme}://127.0.0.1:{cable.port}", fleet="warehouse", within_s=WAIT_S_MAX) as far,
+        asyncio.timeout(WAIT_S_MAX),
+    ):
+        watching = far.watch(kind=Driven)
+        await watching.wait_ready()
+
+        async def send() -> None:
+            for number in range(count):
+                await sender.send(f"Cart/c{number % 3}", Drive(to=f"{number}"))
+
+        sending = asyncio.ensure_future(send())
+        heard: list[str] = []
+        while len(heard) < count:
+            heard.append((await anext(watching)).event.to)
+            assert heard[-1] == str(len(heard) - 1)
+            if len(heard) % (count // cuts) == 0:
+                cable.cut()
+        await sending
+        assert heard == [str(number) for number in range(count)]
+        assert cable.connections >= cuts
+
+
+async def test_an_observation_that_may_have_been_taken_is_not_told_twice() -> None:
+    told: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /healthz"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        else:
+            told.append(head)  # taken, and the connection breaks before the answer
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, st.connect(url, within_s=3.0) as far:
+        with pytest.raises(st.NoAnswer, match="whether it was taken is not known"):
+            await far.observe("Cart/c01", Seen(by="gate"))
+        assert len(told) == 1
+        with pytest.raises(st.NoAnswer, match="send it again with command_id='id-1'"):
+            await far.send("Cart/c01", Drive(to="dock-1"), command_id="id-1")
+        assert len(told) > 2
+        assert all(b"idempotency-key: id-1\r\n" in head for head in told[1:])

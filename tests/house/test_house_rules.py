@@ -34,6 +34,8 @@ ADAPTERS = (
     "claims/memory_ledger",
     "claims/sqlite_file",
     "claims/sqlite_ledger",
+    "clients/grpc",
+    "clients/http",
     "control/socket",
     "devices/fence",
     "devices/mavlink",

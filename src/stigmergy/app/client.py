@@ -56,6 +56,7 @@ from stigmergy.clients.client import (
     AgentT,
     Client,
     Watching,
+    all_agents,
     check_kind,
     checked_within,
     typed_state,
@@ -298,7 +299,12 @@ class BusClient(Client):
     async def agents(
         self, kind: str | type[Agent] | None = None, *, where: Sequence[str] = (), within_s: float | None = None
     ) -> list[str]:
-        raise ConfigError(f"agents(): nobody on a bus knows all agents; {OVER_HTTP}")
+        if self._workers is None:
+            raise ConfigError(f"agents(): nobody on a bus knows all agents; {OVER_HTTP}")
+        checked_s = self._within_s if within_s is None else checked_within(within_s)
+        return await all_agents(
+            lambda request: self._ask_workers(request, checked_s, "agents()", "ask again"), kind, where
+        )
 
     def members(self) -> list[Member]:
         return [self._members[node] for node in sorted(self._members)]

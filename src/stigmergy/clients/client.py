@@ -13,7 +13,7 @@ once. Every wait ends, with a sentence that says what is known. What a connectio
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -22,8 +22,10 @@ import msgspec
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.messages import Command, Event, is_number
-from stigmergy.base.errors import ConfigError, Malformed, TooLarge, UnknownKind, UnknownTag
+from stigmergy.base.errors import ConfigError, Malformed, NoAnswer, TooLarge, UnknownKind, UnknownTag
 from stigmergy.bus.presence import Member
+from stigmergy.control.protocol import AgentsRequest
+from stigmergy.control.replies import AgentsReply
 from stigmergy.node.watching import Heard, Watching
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
 
@@ -33,6 +35,8 @@ WITHIN_S_MAX = 3600.0
 REFUSED = (Malformed, UnknownTag, UnknownKind, TooLarge)
 """What a node says of a command that no agent can take, instead of a verdict."""
 ANY_TOPIC = "+/+/#"
+PAGE_COUNT = 1_000
+"""So many agents are asked for at a time."""
 AgentT = TypeVar("AgentT", bound=Agent)
 
 
@@ -130,7 +134,7 @@ class Client(abc.ABC):
         self, kind: str | type[Agent] | None = None, *, where: Sequence[str] = (), within_s: float | None = None
     ) -> list[str]:
         """The addresses of all agents that are on disk, sorted; of one kind, if given, and of those only that fit all
-        conditions on fields of their states: `where=["battery<20"]`. A bus cannot be asked for this."""
+        conditions on fields of their states: `where=["battery<20"]`. A bus cannot be asked for this; workers can."""
 
     @abc.abstractmethod
     def members(self) -> list[Member]:
@@ -154,6 +158,22 @@ def check_kind(address: str, kind: type[Agent] | None) -> None:
 def kind_name(kind: str | type[Agent] | None) -> str | None:
     """The name of an agent kind."""
     return kind if kind is None or isinstance(kind, str) else kind.__agent_kind__
+
+
+async def all_agents(
+    ask: Callable[[AgentsRequest], Awaitable[AgentsReply]], kind: str | type[Agent] | None, where: Sequence[str]
+) -> list[str]:
+    """The addresses of all agents, page by page. Raises NoAnswer where some of them are not known."""
+    found: list[str] = []
+    after = ""
+    while True:
+        page = await ask(AgentsRequest(kind=kind_name(kind), where=list(where), limit=PAGE_COUNT, after=after))
+        if page.missing:
+            raise NoAnswer(f"agents(): {page.missing[0].why}; without these the list is not whole: ask again")
+        found += [one.agent for one in page.agents]
+        if page.next is None:
+            return found
+        after = page.next
 
 
 def verdict_of(accepted: bool, position: int | None, reason: str | None) -> Verdict:
@@ -181,6 +201,7 @@ __all__ = [
     "Client",
     "Heard",
     "Watching",
+    "all_agents",
     "check_kind",
     "checked_within",
     "kind_name",

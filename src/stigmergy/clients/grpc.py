@@ -5,6 +5,7 @@ Messages travel as JSON within the service's own messages, so a client needs the
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -13,9 +14,10 @@ import grpc
 import msgspec
 
 from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, Overloaded, StigmergyError
-from stigmergy.clients.remote import error_of
+from stigmergy.clients.remote import ToldEvent, WantedEvents, error_of
 from stigmergy.control import protocol, replies
 from stigmergy.proto.service import SERVICE, plain_service
+from stigmergy.proto.shapes import Timestamp
 
 R = TypeVar("R")
 ANSWER_S_MAX = 70.0
@@ -113,6 +115,36 @@ class GrpcTransport:
         ]
         return replies.AgentsReply(listed, reply.next or None, [replies.MissingPart(why=why) for why in reply.missing])
 
+    async def events(self, wanted: WantedEvents) -> AsyncGenerator[ToldEvent, None]:
+        if self._channel is None:
+            raise NotRunning("the client is not open; use it inside async with")
+        asked = self._classes["WatchRequest"](
+            kinds=wanted.kinds, types=wanted.types, agents=wanted.agents, after=wanted.after, as_json=True
+        )
+        if wanted.since:
+            try:
+                Timestamp().fill(asked.since, wanted.since)
+            except ValueError:
+                raise ConfigError(f"since={wanted.since!r}: give a time such as 2026-11-15T08:00:00Z") from None
+        watch = self._channel.unary_stream(
+            f"/{self._package}.{SERVICE}/Watch",
+            request_serializer=type(asked).SerializeToString,
+            response_deserializer=self._classes["WatchReply"].FromString,
+        )
+        call = watch(asked, metadata=self._metadata)
+        try:
+            async for told in call:
+                fields = msgspec.json.decode(told.json.fields) if told.agent else None
+                time = told.time.ToJsonString() if told.agent else ""
+                yield ToldEvent(told.after, told.agent, told.type, time, fields)
+        except grpc.aio.AioRpcError as error:
+            raise read_status(error, self._target) from None
+        except grpc.aio.UsageError:
+            raise NotRunning("the client was closed") from None
+        finally:
+            call.cancel()
+        raise NoAnswer(f"{self._target}: the stream ended")
+
     async def _call(self, method: str, request: Any, reply: str) -> Any:
         if self._channel is None:
             raise NotRunning("the client is not open; use it inside async with")
@@ -146,7 +178,12 @@ def read_status(error: Any, target: str) -> StigmergyError:
             return NotRunning(f"{target}: {text}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded(f"{target}: {text}")
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.CANCELLED:
+        case (
+            grpc.StatusCode.UNAVAILABLE
+            | grpc.StatusCode.DEADLINE_EXCEEDED
+            | grpc.StatusCode.CANCELLED
+            | grpc.StatusCode.ABORTED
+        ):
             return NoAnswer(f"{target}: the connection broke ({text})")
         case grpc.StatusCode.UNIMPLEMENTED:
             return ConfigError(f"{target}: {text}; is it the API of this fleet?")

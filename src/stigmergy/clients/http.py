@@ -6,7 +6,7 @@ httpx, because it is small, all Python (a device has no compiler), and speaks TL
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, StigmergyError, TooLarge
-from stigmergy.clients.remote import error_of
+from stigmergy.clients.remote import ToldEvent, WantedEvents, error_of
 from stigmergy.control import protocol, replies
 from stigmergy.control.protocol import REPLY_BYTES_MAX, UnreadableReply
 
@@ -33,6 +33,15 @@ class ProblemReply(Struct):
     type: str = ""
     detail: str = ""
     status: int = 0
+
+
+class StreamedReply(Struct):
+    """What we need of an event of the stream."""
+
+    agent: str = ""
+    type: str = ""
+    time: str = ""
+    fields: Any = None
 
 
 class AcceptedReply(Struct):
@@ -133,6 +142,36 @@ class HttpTransport:
         except RuntimeError:
             raise NotRunning("the client was closed") from None
 
+    async def events(self, wanted: WantedEvents) -> AsyncGenerator[ToldEvent, None]:
+        query = {"kind": wanted.kinds, "type": wanted.types, "agent": wanted.agents}
+        given: dict[str, Any] = {name: value for name, value in query.items() if value}
+        given |= {"after": wanted.after} if wanted.after else {"since": wanted.since} if wanted.since else {}
+        try:
+            async with self._http.stream("GET", f"{self._base}/v1/events", params=given) as answer:
+                if answer.status_code != 200:
+                    await answer.aread()
+                    self._read(answer, dict[str, Any])
+                async for name, event_id, data in _server_sent(answer):
+                    if name == "dropped":
+                        yield ToldEvent(event_id)
+                        raise NoAnswer(f"{self._shown}: the server ended the stream: {data.decode()}")
+                    yield self._told(event_id, data)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise NotRunning(f"{self._shown}: {explained(error)}") from None
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise NoAnswer(f"{self._shown}: the connection broke ({explained(error)})") from None
+        except RuntimeError:
+            raise NotRunning("the client was closed") from None
+        raise NoAnswer(f"{self._shown}: the stream ended")
+
+    def _told(self, event_id: str, data: bytes) -> ToldEvent:
+        try:
+            told = msgspec.json.decode(data, type=StreamedReply) if data else StreamedReply()
+        except msgspec.MsgspecError as error:
+            text = f"{self._shown}: an event does not decode ({error}); is it the API of a fleet?"
+            raise UnreadableReply(text) from None
+        return ToldEvent(event_id, told.agent, told.type, told.time, told.fields)
+
     def _read(self, answer: httpx.Response, kind: type[R]) -> R:
         if answer.status_code != 200:
             found = read_problem(answer.content, answer.status_code)
@@ -144,6 +183,19 @@ class HttpTransport:
         except msgspec.MsgspecError as error:
             text = f"{self._shown}: the answer does not decode ({error}); is it the API of a fleet?"
             raise UnreadableReply(text) from None
+
+
+async def _server_sent(answer: httpx.Response) -> AsyncGenerator[tuple[str, str, bytes], None]:
+    """The events of a stream: name, id and data. A comment alone is none."""
+    held = b""
+    async for piece in answer.aiter_bytes():
+        *whole, held = (held + piece).split(b"\n\n")
+        if len(held) > REPLY_BYTES_MAX:
+            raise TooLarge(f"an event of more than {REPLY_BYTES_MAX} bytes")
+        for block in whole:
+            fields = dict(line.partition(b": ")[::2] for line in block.split(b"\n"))
+            if b"id" in fields:
+                yield fields.get(b"event", b"").decode(), fields[b"id"].decode(), fields.get(b"data", b"")
 
 
 def trusted_context(ca: str | Path | None) -> ssl.SSLContext:

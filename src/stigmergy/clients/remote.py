@@ -7,11 +7,12 @@ long, what is raised in the end, and that a watch goes on where the connection b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, Self, TypeVar, overload
 
 import msgspec
+from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.messages import Command, Event, Message, spec_of
@@ -19,13 +20,16 @@ from stigmergy.base import errors
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, Malformed, NoAnswer, NotRunning, Overloaded, StigmergyError
 from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.presence import Member
 from stigmergy.clients.client import (
     ANY_TOPIC,
     REFUSED,
     AgentT,
     Client,
+    Heard,
     Watching,
+    all_agents,
     check_kind,
     checked_within,
     kind_name,
@@ -43,8 +47,10 @@ AGAIN_S_MAX = 2.0
 """An unanswered request is sent again after so long; the wait doubles up to the larger."""
 WAITING_MAX = 1_000
 """Requests of one client that wait for their answers at once."""
-PAGE_COUNT = 1_000
-"""So many agents are asked for at a time."""
+SILENT_S_MAX = 60.0
+"""A server says every 15 s how far it is; a stream that is silent for so long is broken."""
+START = "0:0"
+"""Before the first event of every shard."""
 
 
 KINDS: dict[str, type[StigmergyError]] = {
@@ -58,6 +64,7 @@ KINDS: dict[str, type[StigmergyError]] = {
     "too-many-connections": errors.Overloaded,
     "not-running": NotRunning,
     "journal-full": errors.JournalFull,
+    "log-cut": errors.LogCut,
     "in-doubt": NoAnswer,
     "no-token": errors.TrustError,
     "forbidden": errors.TrustError,
@@ -71,6 +78,27 @@ def error_of(kind: str, text: str) -> StigmergyError:
     return KINDS.get(kind.rpartition(":")[2], ConfigError)(text)
 
 
+class WantedEvents(Struct, frozen=True):
+    """Which events of a log, and from where; an empty part lets everything through."""
+
+    kinds: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    after: str = ""
+    """Positions; empty: from now on, or from `since` on."""
+    since: str = ""
+
+
+class ToldEvent(Struct, frozen=True):
+    """An event of a log, or, without an agent, only how far the log was read."""
+
+    after: str
+    agent: str = ""
+    type: str = ""
+    time: str = ""
+    fields: Any = None
+
+
 class Transport(Protocol):
     """Carries requests to a server, and answers back. It keeps nothing and repeats nothing."""
 
@@ -81,6 +109,11 @@ class Transport(Protocol):
     async def ask(self, request: protocol.Request[R]) -> R:
         """The one answer to a request. Raises what the server refuses with: Overloaded and NotRunning where nobody took
         it, NoAnswer where somebody may have."""
+        ...
+
+    def events(self, wanted: WantedEvents) -> AsyncGenerator[ToldEvent, None]:
+        """Events as they become durable; first, and in silence from time to time, how far the log was read. Raises as
+        `ask` does, and NoAnswer where the stream ends."""
         ...
 
     async def close(self) -> None:
@@ -98,6 +131,7 @@ class RemoteClient(Client):
         self._within_s = checked_within(within_s)
         self._clock, self._entropy = SystemClock(), SystemEntropy()
         self._calls: dict[asyncio.Future[Any], None] = {}
+        self._watching: list[RemoteWatching] = []
         self._is_open = self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -115,6 +149,8 @@ class RemoteClient(Client):
 
     async def close(self) -> None:
         self._is_open, self._is_closed = False, True
+        for watching in self._watching:
+            await watching.aclose()
         for call in list(self._calls):
             call.cancel()
         await self._transport.close()
@@ -181,17 +217,7 @@ class RemoteClient(Client):
     async def agents(
         self, kind: str | type[Agent] | None = None, *, where: Sequence[str] = (), within_s: float | None = None
     ) -> list[str]:
-        found: list[str] = []
-        after = ""
-        while True:
-            request = protocol.AgentsRequest(kind=kind_name(kind), where=list(where), limit=PAGE_COUNT, after=after)
-            page = await self._ask(request, within_s, "agents()", "ask again")
-            if page.missing:
-                raise NoAnswer(f"agents(): {page.missing[0].why}; without these the list is not whole: ask again")
-            found += [one.agent for one in page.agents]
-            if page.next is None:
-                return found
-            after = page.next
+        return await all_agents(lambda request: self._ask(request, within_s, "agents()", "ask again"), kind, where)
 
     def watch(
         self,
@@ -203,7 +229,25 @@ class RemoteClient(Client):
         since: datetime | str | None = None,
         latest: bool = False,
     ) -> Watching:
-        raise ConfigError("watch() is not there yet over this connection; watch a bus instead: mqtt://… or nats://…")
+        if not self._is_open:
+            raise NotRunning("the client is not open; use it inside async with")
+        if topic != ANY_TOPIC:
+            raise ConfigError(f"watch({topic!r}): topics are those of a bus; give kind=, agent= or neither")
+        if latest:
+            raise ConfigError("watch(latest=True): the API tells events, not topics; ask for states with query()")
+        if since is not None and after is not None:
+            raise ConfigError("watch(after=…, since=…): give a position or a time, not both")
+        event = kind if isinstance(kind, type) and issubclass(kind, Event) else None
+        wanted = WantedEvents(
+            () if kind is None or event is not None else (str(kind_name(kind)),),  # type: ignore[arg-type]
+            () if event is None else (spec_of(event).tag,),
+            () if agent is None else (agent,),
+            START if after == "start" else after or "",
+            since.isoformat() if isinstance(since, datetime) else since or "",
+        )
+        watching = RemoteWatching(self._transport, wanted, event, self._within_s)
+        self._watching.append(watching)
+        return watching
 
     def members(self) -> list[Member]:
         return []
@@ -255,6 +299,98 @@ class RemoteClient(Client):
         except TimeoutError:
             why = f"; the last that was said: {last}" if last else ""
             raise NoAnswer(f"no answer within {within_s:g} s{why}") from None
+
+
+class RemoteWatching(Watching):
+    """Events of logs, in order for each agent, without a gap or a double: it goes on where the connection broke."""
+
+    def __init__(self, transport: Transport, wanted: WantedEvents, event: type[Event] | None, within_s: float) -> None:
+        self._transport = transport
+        self._wanted = wanted
+        self._event = event
+        self._within_s = within_s
+        self._stream: AsyncGenerator[ToldEvent, None] | None = None
+        self._ready = False
+        self._ended = False
+        self._waiting: asyncio.Task[ToldEvent | None] | None = None
+
+    async def wait_ready(self) -> None:
+        """Returns when the server has said where the stream begins: what happens from now on is heard."""
+        if not self._ready:
+            await self._alone(self._told(until_ready=True))
+
+    async def __anext__(self) -> Heard:
+        while not self._ended:
+            told = await self._alone(self._told(until_ready=False))
+            if told is not None and (heard := self._heard(told)) is not None:
+                return heard
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self._ended = True
+        if self._waiting is not None:
+            await end_tasks(self._waiting)
+        await self._drop_stream()
+
+    async def _alone(self, work: Coroutine[Any, Any, ToldEvent | None]) -> ToldEvent | None:
+        """A task of our own, so that closing ends the wait and not the task of the caller."""
+        waiting = self._waiting = asyncio.ensure_future(work)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if self._ended and waiting.cancelled():
+                return None
+            raise
+        finally:
+            self._waiting = None
+
+    async def _told(self, *, until_ready: bool) -> ToldEvent | None:
+        """The next event; or None, once it is known where the stream begins. Connects again as often as it takes, but
+        gives up if that takes too long."""
+        again_s = AGAIN_S
+        until_s: float | None = None
+        now_s = asyncio.get_running_loop().time
+        while True:
+            if self._stream is None:
+                self._stream = self._transport.events(self._wanted)
+            try:
+                async with asyncio.timeout(SILENT_S_MAX):
+                    told = await anext(self._stream)
+            except (Overloaded, NotRunning, NoAnswer, TimeoutError, StopAsyncIteration) as error:
+                await self._drop_stream()
+                until_s = now_s() + self._within_s if until_s is None else until_s
+                if now_s() + again_s > until_s:
+                    at = f"watch(after={self._wanted.after!r})" if self._wanted.after else "watch()"
+                    why = str(error) or "the stream ended"
+                    raise NoAnswer(f"no connection for {self._within_s:g} s ({why}); go on with {at}") from None
+                await asyncio.sleep(again_s)
+                again_s = min(AGAIN_S_MAX, 2 * again_s)
+                continue
+            except BaseException:
+                await self._drop_stream()
+                raise
+            again_s, until_s = AGAIN_S, None
+            self._ready = True
+            self._wanted = structs.replace(self._wanted, after=told.after, since="")
+            if told.agent:
+                return told
+            if until_ready:
+                return None
+
+    def _heard(self, told: ToldEvent) -> Heard | None:
+        event = told.fields
+        if self._event is not None:
+            try:
+                event = msgspec.json.decode(msgspec.json.encode(told.fields), type=self._event)
+            except msgspec.MsgspecError:
+                self.refused += 1
+                return None
+        return Heard(told.agent, "", told.type, event, told.time, told.after)
+
+    async def _drop_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.aclose()
 
 
 def _check_address(address: str) -> None:
