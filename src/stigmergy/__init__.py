@@ -48,6 +48,7 @@ from stigmergy.agents.supervision import (
     WhenStale,
 )
 from stigmergy.agents.view import Key, Origin, View, project
+from stigmergy.agents.view_time import tumbling
 from stigmergy.agents.windows import Window
 from stigmergy.app.client import connect
 from stigmergy.app.fleet import Fleet
@@ -208,6 +209,7 @@ __all__ = [
     "sample",
     "shared",
     "transient",
+    "tumbling",
     "upcast",
     "within",
 ]

@@ -53,6 +53,19 @@ from stigmergy.agents.messages import (
     union_members,
 )
 from stigmergy.agents.plans import keep_types
+from stigmergy.agents.view_time import (
+    WINDOW,
+    JoinSide,
+    Late,
+    Lateness,
+    MarkedTime,
+    Tumbling,
+    ViewTime,
+    at_function,
+    check_marked_time,
+    check_view_time,
+    with_window,
+)
 from stigmergy.base.errors import DefinitionError
 
 T = TypeVar("T")
@@ -116,17 +129,34 @@ def project(method: _P) -> _P: ...
 
 
 @overload
-def project(*, key: Callable[..., Any]) -> Callable[[_P], _P]: ...
+def project(
+    *,
+    key: Callable[..., Any] | None = None,
+    at: Callable[..., Any] | None = None,
+    join: str | tuple[str, str] | None = None,
+    within_s: float | None = None,
+) -> Callable[[_P], _P]: ...
 
 
-def project(method: Any = None, *, key: Callable[..., Any] | None = None) -> Any:
+def project(
+    method: Any = None,
+    *,
+    key: Callable[..., Any] | None = None,
+    at: Callable[..., Any] | None = None,
+    join: str | tuple[str, str] | None = None,
+    within_s: float | None = None,
+) -> Any:
     """Marks the handler that folds an event into a row. `key` says of which: from the event, or from event and Origin;
-    for a view with several key fields a tuple."""
+    for a view with several key fields a tuple. `at` says when it happened, if that is not when it was kept: seconds
+    since 1970, or a datetime. With `join` the handler takes two events that are equal in this field, the second at most
+    `within_s` after the first."""
+    time = check_marked_time(at, join, within_s)
 
     def mark(marked: Any) -> Any:
         if not isinstance(marked, types.FunctionType):
             raise DefinitionError(f"@project marks {marked!r}: put it directly above a method that is written with def")
         marked.__stigmergy_project__ = key  # type: ignore[attr-defined]
+        marked.__stigmergy_time__ = time  # type: ignore[attr-defined]
         return marked
 
     if key is not None and not isinstance(key, types.FunctionType):
@@ -152,6 +182,8 @@ class Projection(Struct, frozen=True):
     """The key of the row from event and origin; None: no row."""
     apply: Callable[[Any, Any, Any], None]
     wants_origin: bool
+    timing: Lateness | JoinSide | None = None
+    """Whether the event may be late, or waits for another."""
 
 
 class ViewPlan(Struct, frozen=True):
@@ -169,6 +201,7 @@ class ViewPlan(Struct, frozen=True):
     history: History
     fleets: tuple[str, ...]
     """Whose events; empty: of the fleet that lists it."""
+    has_joins: bool = False
 
     def new_row(self, key: Any) -> View:
         """The row of a key that there is no row of yet."""
@@ -245,9 +278,13 @@ class ViewMeta(StructMeta):
         on_change: OnChange = "rebuild",
         history: History = "all",
         fleets: tuple[str, ...] = (),
+        window: Tumbling | None = None,
+        lateness_s: float | None = None,
+        late: Late = "drop",
         **config: Any,
     ) -> Any:
         check_version(class_name, version)
+        time = check_view_time(class_name, window, lateness_s, late)
         check_defaults(class_name, namespace)
         if on_change not in get_args(OnChange):
             raise DefinitionError(f"{class_name}: on_change={on_change!r}; give 'rebuild' or 'refuse'")
@@ -255,7 +292,7 @@ class ViewMeta(StructMeta):
             raise DefinitionError(f"{class_name}: history={history!r}; give 'all' or 'kept'")
         cls: Any = super().__new__(mcls, class_name, bases, namespace, kw_only=True, **config)
         if any(isinstance(base, ViewMeta) for base in bases):
-            cls.__view_plan__ = _plan(cls, version, on_change, history, tuple(fleets))
+            cls.__view_plan__ = _plan(cls, version, on_change, history, tuple(fleets), time)
         return cls
 
 
@@ -296,7 +333,9 @@ def plan_of(view: object) -> ViewPlan:
 # Checks.
 
 
-def _plan(cls: Any, version: int, on_change: OnChange, history: History, fleets: tuple[str, ...]) -> ViewPlan:
+def _plan(
+    cls: Any, version: int, on_change: OnChange, history: History, fleets: tuple[str, ...], time: ViewTime
+) -> ViewPlan:
     where = f"{cls.__qualname__} ({_place(cls)})"
     if NAME.fullmatch(cls.__name__) is None:
         raise DefinitionError(
@@ -305,18 +344,21 @@ def _plan(cls: Any, version: int, on_change: OnChange, history: History, fleets:
         )
     columns = _columns(cls, where)
     keys = tuple(column.name for column in columns if column.key)
+    _check_time(cls, where, keys, time)
     projections: dict[str, Projection] = {}
     described: list[Any] = []
     for method in _marked(cls):
         place = f"{cls.__qualname__}.{method.__name__} ({_place(method)})"
-        for event, projection in _projections(cls, keys, method, place):
+        for event, projection in _projections(cls, keys, method, place, time):
             for member in (event, *older_versions(event)):
                 tag = spec_of(member).tag
                 if tag in projections:
                     raise DefinitionError(f"{place}: another handler is for {tag} already; merge the two methods")
                 projections[tag] = projection
             key = method.__stigmergy_project__
-            described.append((spec_of(event).tag, _fields(event), _source(method), _source(key)))
+            marked = method.__stigmergy_time__
+            timed = [(marked.join, marked.within_s, _source(marked.at))] if marked != MarkedTime() else []
+            described.append((spec_of(event).tag, _fields(event), _source(method), _source(key), *timed))
     if not projections:
         raise DefinitionError(f"{where}: no method is marked with @project, so it would never have a row; write one")
     plan = ViewPlan(
@@ -329,10 +371,25 @@ def _plan(cls: Any, version: int, on_change: OnChange, history: History, fleets:
         on_change=on_change,
         history=history,
         fleets=fleets,
+        has_joins=any(isinstance(one.timing, JoinSide) for one in projections.values()),
     )
     first = plan.values_of(cls(**{name: plan.hints[name]() for name in keys}))
-    code = encode((version, plan.shape, first, described))
+    with_time = (time,) if time != ViewTime() else ()
+    code = encode((version, plan.shape, first, described, *with_time))
     return structs.replace(plan, digest=blake3(code).digest(length=16))
+
+
+def _check_time(cls: Any, where: str, keys: tuple[str, ...], time: ViewTime) -> None:
+    if time.window is not None and (WINDOW not in keys or _bare(resolve_hints(cls, where)[WINDOW]) is not int):
+        raise DefinitionError(
+            f"{where}: a row of a window needs its beginning as a part of the key, in seconds since 1970; write "
+            f"{WINDOW}: Key[int]"
+        )
+    if time.lateness_s is not None and all(method.__stigmergy_time__.at is None for method in _marked(cls)):
+        raise DefinitionError(
+            f"{where}: lateness_s is for events that say themselves when they happened, @project(at=…); by the time of "
+            "the log nothing is late, so leave it out"
+        )
 
 
 def _columns(cls: Any, where: str) -> tuple[ViewColumn, ...]:
@@ -374,10 +431,17 @@ def _marked(cls: type) -> Iterator[Any]:
             raise DefinitionError(f"{cls.__qualname__}.{name}: overrides a handler; mark it with @project as well")
 
 
-def _projections(cls: Any, keys: tuple[str, ...], method: Any, place: str) -> Iterator[tuple[type[Event], Projection]]:
+def _projections(
+    cls: Any, keys: tuple[str, ...], method: Any, place: str, time: ViewTime
+) -> Iterator[tuple[type[Event], Projection]]:
+    marked: MarkedTime = method.__stigmergy_time__
     parameters = parameters_of(method)
-    if len(parameters) not in (2, 3) or method.__code__.co_kwonlyargcount:
-        raise DefinitionError(f"{place}: a @project handler takes self and an event, and may take its Origin")
+    allowed = (2, 3) if marked.join is None else (3, 5)
+    if len(parameters) not in allowed or method.__code__.co_kwonlyargcount:
+        takes = "self and an event, and may take its Origin"
+        if marked.join is not None:
+            takes = "self and two events, and may take the Origin of each, behind them"
+        raise DefinitionError(f"{place}: a @project handler takes {takes}")
     if method.__code__.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         raise DefinitionError(f"{place}: a @project handler only assigns: it yields nothing and waits for nothing")
     for name in assigned_attributes(method, parameters[0]):
@@ -386,18 +450,104 @@ def _projections(cls: Any, keys: tuple[str, ...], method: Any, place: str) -> It
             raise DefinitionError(f"{place}: assigns self.{name}, {why}; assign another field, or declare this one")
     _check_pure(method, place)
     hints = resolve_hints(method, place)
-    if len(parameters) == 3 and hints.get(parameters[2]) is not Origin:
-        raise DefinitionError(f"{place}: annotate {parameters[2]!r} with Origin")
-    hint = hints.get(parameters[1])
-    if hint is None:
-        raise DefinitionError(f"{place}: annotate {parameters[1]!r} with the event that this handler is for")
-    for event in union_members(hint):
+    for name in parameters[allowed[0] :]:
+        if hints.get(name) is not Origin:
+            raise DefinitionError(f"{place}: annotate {name!r} with Origin")
+    for name in parameters[1 : allowed[0]]:
+        if hints.get(name) is None:
+            raise DefinitionError(f"{place}: annotate {name!r} with the event that this handler is for")
+    if marked.join is not None:
+        yield from _join(cls, keys, method, place, time, [hints[name] for name in parameters[1:3]])
+        return
+    others = keys if time.window is None else tuple(name for name in keys if name != WINDOW)
+    at_count = 0 if marked.at is None else len(parameters_of(marked.at))
+    if marked.at is not None:
+        _check_pure(marked.at, place)
+    at = at_function(marked.at, at_count == 2, place)
+    for event in union_members(hints[parameters[1]]):
         _check_event(event, place)
-        key, key_wants_origin = _key_function(cls, keys, event, method.__stigmergy_project__, place)
+        key, wants_origin = None, False
+        if others or method.__stigmergy_project__ is not None:
+            key, wants_origin = _key_function(cls, others, event, method.__stigmergy_project__, place)
+        if time.window is not None:
+            key, wants_origin = with_window(key, keys, time.window, at), True
+        assert key is not None
         apply: Any = method
         if len(parameters) == 2:
             apply = _without_origin(keep_types(method, cls, event))
-        yield event, Projection(event, _decoder(event), key, apply, key_wants_origin or len(parameters) == 3)
+        timing = None
+        if time.lateness_s is not None and marked.at is not None:
+            timing, wants_origin = Lateness(int(time.lateness_s * SECOND_NS), time.late, at), True
+        yield event, Projection(event, _decoder(event), key, apply, wants_origin or len(parameters) == 3, timing)
+
+
+def _join(
+    cls: Any, keys: tuple[str, ...], method: Any, place: str, time: ViewTime, events: list[Any]
+) -> Iterator[tuple[type[Event], Projection]]:
+    """Both sides of a join."""
+    marked: MarkedTime = method.__stigmergy_time__
+    assert marked.join is not None
+    assert marked.within_s is not None
+    for event in events:
+        _check_event(event, place)
+    if events[0] is events[1]:
+        raise DefinitionError(f"{place}: a join is of two different events; fold {events[0].__name__} by itself")
+    kinds = []
+    for event, name in zip(events, marked.join, strict=True):
+        if name not in event.__struct_fields__:
+            raise DefinitionError(f"{place}: {event.__name__} has no field {name!r} to be joined by; name one")
+        kinds.append(_bare(resolve_hints(event, event.__qualname__)[name]))
+    if kinds[0] is not kinds[1] or kinds[0] not in _KEY_TYPES:
+        raise DefinitionError(
+            f"{place}: {plain_name(kinds[0])} and {plain_name(kinds[1])} cannot be joined; declare both fields alike, "
+            "as str, int, bool or bytes"
+        )
+    key = _pair_key(cls, keys, events, method, place, time)
+    with_origins = len(parameters_of(method)) == 5
+
+    def apply(row: Any, pair: Any, origins: Any) -> None:
+        method(row, *pair, *origins) if with_origins else method(row, *pair)
+
+    pair = Projection(events[1], _decoder(events[1]), key, apply, True)
+    for number, (event, name) in enumerate(zip(events, marked.join, strict=True)):
+        within_ns = int(marked.within_s * SECOND_NS)
+        side = JoinSide(method.__name__, bool(number), attrgetter(name), within_ns, pair)
+        yield event, Projection(event, _decoder(event), key, apply, True, side)
+
+
+def _pair_key(
+    cls: Any, keys: tuple[str, ...], events: list[Any], method: Any, place: str, time: ViewTime
+) -> Callable[[Any, Any], Any]:
+    """The key of the row of a pair: what `key=` says of both events, else fields of the second, then of the first."""
+    others = keys if time.window is None else tuple(name for name in keys if name != WINDOW)
+    given = method.__stigmergy_project__
+    key: Callable[[Any, Any], Any] | None = None
+    if given is not None:
+        _check_pure(given, place)
+        if len(parameters_of(given)) != 2:
+            raise DefinitionError(f"{place}: key= of a join takes both events")
+        wanted = tuple(_bare(resolve_hints(cls, place)[name]) for name in others)
+        key = _checked_key(lambda pair: given(*pair), False, wanted, place)
+    elif others:
+        sides: list[tuple[int, str]] = []
+        for name in others:
+            has = [number for number in (1, 0) if name in events[number].__struct_fields__]
+            wanted_type = _bare(resolve_hints(cls, place)[name])
+            if not has or _bare(resolve_hints(events[has[0]], place)[name]) is not wanted_type:
+                raise DefinitionError(
+                    f"{place}: neither {events[1].__name__} nor {events[0].__name__} has a field {name!r} of this "
+                    "type, so nothing says which row a pair is for; write key=lambda first, second: …"
+                )
+            sides.append((has[0], name))
+        if len(sides) == 1:
+            ((side, name),) = sides
+            key = lambda pair, _: getattr(pair[side], name)  # noqa: E731
+        else:
+            key = lambda pair, _: tuple(getattr(pair[side], name) for side, name in sides)  # noqa: E731
+    if time.window is None:
+        assert key is not None
+        return key
+    return with_window(key, keys, time.window, lambda _, origins: int(origins[1].time_ns))
 
 
 def _without_origin(apply: Callable[[Any, Any], None]) -> Callable[[Any, Any, Any], None]:

@@ -12,9 +12,12 @@ from typing import Any
 
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.view import Origin, Projection, View, ViewPlan
+from stigmergy.agents.view_time import JoinSide, Lateness
 from stigmergy.base.errors import ViewFailed
 from stigmergy.shard.commit import Commit
 from stigmergy.shard.commit_reader import Reading, runs_of
+from stigmergy.views.joins import Halves
+from stigmergy.views.port import shard_name
 
 _TYPE = b"\xa4type"
 """How the tag of a message begins in its bytes, behind the one byte that opens a small map: msgspec puts it first."""
@@ -35,6 +38,12 @@ class Fold:
         self._has_all = empty
         self._changed: dict[Any, View | None] = {}
         self._found: list[Found] = []
+        self.halves = Halves()
+        self._in_rows = False
+        self.newest_ns: dict[str, int] = {}
+        """By shard the newest event time: of the events that can be late."""
+        self.late = 0
+        """Events that came later than the view allows."""
         self._by_head: dict[bytes, Projection] = {}
         for tag, projection in plan.projections.items():
             data = tag.encode()
@@ -66,6 +75,8 @@ class Fold:
                     origin = None
                     if projection.wants_origin:
                         origin = Origin(address, run.time_ns, fleet, commit.shard, commit.position, place)
+                        if projection.timing is not None and not self._is_timely(projection, event, origin):
+                            continue
                     key = projection.key(event, origin)
                     if key is not None:
                         found.append((projection, event, key, origin))
@@ -74,6 +85,38 @@ class Fold:
         except Exception as error:
             raise self._failed(commit, place, error) from error
         return len(found) - before
+
+    def remember(self, commit: Commit, reading: Reading, fleet: str) -> None:
+        """Takes the halves of joins out of a commit that is in the rows already. They make pairs with what is not."""
+        before, newest_ns, late = len(self._found), dict(self.newest_ns), self.late
+        self._in_rows = True
+        try:
+            self.gather(commit, reading, fleet)
+        finally:
+            self._in_rows, self.newest_ns, self.late = False, newest_ns, late
+            self._found[before:] = [one for one in self._found[before:] if isinstance(one[1], tuple)]
+
+    def _is_timely(self, projection: Projection, event: Any, origin: Origin) -> bool:
+        """Whether an event is folded now. One that is late may not be, and one that is joined makes pairs instead."""
+        shard = shard_name(origin.fleet, origin.shard)
+        match projection.timing:
+            case Lateness(allowed_ns, late, at):
+                time_ns, newest_ns = at(event, origin), self.newest_ns.get(shard)
+                if newest_ns is None or time_ns > newest_ns:
+                    self.newest_ns[shard] = time_ns
+                elif time_ns < newest_ns - allowed_ns:
+                    self.late += 1
+                    return late == "apply"
+                return True
+            case JoinSide() as side:
+                for first, second in self.halves.add(shard, side, event, origin, in_rows=self._in_rows):
+                    pair, origins = (first.event, second.event), (first.origin, second.origin)
+                    key = side.pair.key(pair, origins)
+                    if key is not None:
+                        self._found.append((side.pair, pair, key, origins))
+                return False
+            case _:
+                return True
 
     def _records(self, commit: Commit, reading: Reading, fleet: str) -> Iterator[Found]:
         """The events of compiled agents; a run that has none for this view is passed over."""
@@ -89,6 +132,8 @@ class Fold:
                 event = projection.decode(records.body(place, form))
                 address, time_ns = records.address(agent), records.run.time_ns
                 origin = Origin(address, time_ns, fleet, commit.shard, commit.position, index)
+                if projection.timing is not None and not self._is_timely(projection, event, origin):
+                    continue
                 key = projection.key(event, origin)
                 if key is not None:
                     yield projection, event, key, origin

@@ -37,6 +37,10 @@ class ViewPosition(Struct, frozen=True, omit_defaults=True):
     """The digest of the commit before it."""
     epoch: int = 0
     incarnation: int = 0
+    newest_ns: int | None = None
+    """The newest event time of the shard: what is late is judged by it."""
+    halves_from: int = 0
+    """The first position whose events still wait for others to be joined with; 0: none does."""
 
 
 Positions = dict[str, ViewPosition]

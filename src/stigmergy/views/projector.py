@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.agents.view import ViewPlan
 from stigmergy.base.errors import (
@@ -34,6 +34,7 @@ from stigmergy.base.errors import (
 from stigmergy.base.tasks import end_tasks
 from stigmergy.node.feed import FeedCommit, FeedPosition, FeedReader
 from stigmergy.views.fold import Fold
+from stigmergy.views.joins import HALVES_MAX
 from stigmergy.views.port import (
     KEYS_MAX,
     NEXT,
@@ -103,6 +104,14 @@ class ViewStatus(Struct, frozen=True):
     building: bool
     """Its rows are made anew; the old ones answer meanwhile, if there are any that can."""
     trouble: str = ""
+    late: int = 0
+    """Events that came later than the view allows, since the start; so are the next ones."""
+    waiting: int = 0
+    """Events that wait for others to be joined with, now."""
+    unmatched: int = 0
+    """Events that were joined with none within the time."""
+    dropped: int = 0
+    """Events that waited and were dropped, because there were too many."""
 
 
 class Projector:
@@ -123,6 +132,10 @@ class Projector:
         self._revision = 0
         self._read: Positions = {}
         """What is folded."""
+        self._times_ns: dict[str, int] = {}
+        """By shard the time of the last commit that was folded since the start."""
+        self._expected: set[str] = set()
+        """The shards that had commits at the start."""
         self._written: Positions = {}
         """What of it is in the rows of the store."""
         self._noted: Positions = {}
@@ -132,6 +145,7 @@ class Projector:
         self._noted_s = self._synced_s = 0.0
         self._moved = asyncio.Event()
         self._started = False
+        self._told_dropped = False
         self.building = True
         self.trouble = ""
         self.failed = False
@@ -172,7 +186,9 @@ class Projector:
     def floor(self, fleet: str, shard: int) -> int:
         """The last position of a log that is not needed any more, whatever happens."""
         at = self._synced.get(shard_name(fleet, shard))
-        return 0 if at is None else at.position
+        if at is None:
+            return 0
+        return min(at.position, at.halves_from - 1) if at.halves_from else at.position
 
     async def wait_written(self, after: Mapping[str, int], within_s: float) -> None:
         """Waits until these positions are in the rows. Raises ViewBehind when the time is over, ViewFailed."""
@@ -206,7 +222,19 @@ class Projector:
         for source in self._sources:
             for shard, end in (await source.end_positions()).items():
                 behind += max(0, end - self.written.get(shard_name(source.fleet, shard), 0))
-        return ViewStatus(self.plan.name, behind, self.events, self.rows_written, self.building, self.trouble)
+        halves = self._fold.halves
+        return ViewStatus(
+            self.plan.name,
+            behind,
+            self.events,
+            self.rows_written,
+            self.building,
+            self.trouble,
+            self._fold.late,
+            halves.count,
+            halves.unmatched,
+            halves.dropped,
+        )
 
     # ------------------------------------------------------------------ the task
 
@@ -269,6 +297,9 @@ class Projector:
             known = await self._create()
             await self._open_readers({})
         self._fold = Fold(plan, empty=not known.positions)
+        times_ns = ((name, at.newest_ns) for name, at in known.positions.items())
+        self._fold.newest_ns = {name: newest_ns for name, newest_ns in times_ns if newest_ns is not None}
+        self._times_ns = {}
         self._revision = known.revision
         self._read = dict(known.positions)
         self._written = self._noted = known.positions
@@ -284,6 +315,7 @@ class Projector:
         for source in self._sources:
             firsts, ends = await source.first_positions(), await source.end_positions()
             start: dict[int, FeedPosition] = {}
+            self._expected |= {shard_name(source.fleet, shard) for shard, end in ends.items() if end}
             for shard, first in firsts.items():
                 name = shard_name(source.fleet, shard)
                 at = positions.get(name)
@@ -293,7 +325,9 @@ class Projector:
                 elif at.position > ends.get(shard, at.position):
                     return False
                 elif first <= at.position:
-                    start[shard] = FeedPosition(at.position - 1)
+                    if first > at.halves_from > 0:
+                        self._check_history(name, first)
+                    start[shard] = FeedPosition(max(first, at.halves_from or at.position) - 1)
                     self._checks[name] = at
                 else:
                     start[shard] = FeedPosition(at.position)
@@ -344,9 +378,14 @@ class Projector:
         count = sliced = 0
         for one in commits:
             name = shard_name(fleet, one.commit.shard)
-            if name in self._checks:
-                if position_of(one) != self._checks.pop(name):
-                    raise _OtherLog
+            if (check := self._checks.get(name)) is not None:
+                if one.commit.position == check.position:
+                    del self._checks[name]
+                    if position_of(one) != structs.replace(check, newest_ns=None, halves_from=0):
+                        raise _OtherLog
+                if self.plan.has_joins:
+                    self._fold.remember(one.commit, one.reading, fleet)
+                    self._times_ns[name] = one.commit.runs[-1].time_ns
                 continue
             sliced += self._fold.gather(one.commit, one.reading, fleet)
             if sliced >= SLICE_EVENTS:
@@ -354,6 +393,7 @@ class Projector:
                 count, sliced = count + sliced, 0
                 await asyncio.sleep(0)
             self._read[name] = position_of(one)
+            self._times_ns[name] = one.commit.runs[-1].time_ns
         await self._apply()
         self.events += count + sliced
         return count + sliced
@@ -369,7 +409,7 @@ class Projector:
     async def _write(self, at_end: bool) -> None:
         """Writes what was folded. Where no row has changed, the position alone is written now and then."""
         rows, removed = self._fold.take_changes()
-        read = dict(self._read)
+        read = self._positions()
         now_s = _now_s()
         if rows or removed or (read != self._written and now_s - self._noted_s >= NOTE_EVERY_S):
             await self.store.write(self._table, self.plan.columns, RowChanges(rows, removed, read, self._revision))
@@ -386,6 +426,20 @@ class Projector:
             self._synced, self._synced_s = self._noted, now_s
         if at_end and (rows or removed):
             await asyncio.sleep(LINGER_S)
+
+    def _positions(self) -> Positions:
+        """How far the logs are folded, and what it takes to go on from there."""
+        if self.plan.has_joins and self._times_ns.keys() >= self._expected:
+            self._fold.halves.expire(min(self._times_ns.values(), default=0))
+        newest_ns, halves = self._fold.newest_ns, self._fold.halves
+        if halves.dropped and not self._told_dropped:
+            self._told_dropped = True
+            log.warning("view %s: over %d events wait to be joined, the oldest are dropped", self.plan.name, HALVES_MAX)
+        found = dict(self._read)
+        for name, at in self._read.items():
+            if name not in self._checks:  # otherwise its halves are being read again
+                found[name] = structs.replace(at, newest_ns=newest_ns.get(name), halves_from=halves.oldest(name))
+        return found
 
 
 class _OtherLog(Exception):
