@@ -73,7 +73,7 @@ def test_tokens_let_in_for_their_scopes_until_they_are_revoked(tmp_path: Path) -
         observed = {"agent": "Drone/x", "event": "BatteryMeasured", "fields": {"percent": 1}}
         assert node.post("/v1/observations", observed, Authorization=texts["pilot"]).status == 403
         assert node.get("/v1/agents", Authorization=texts["chief"]).status == 403
-        assert node.post("/v1/letters/0.1.2/retry", Authorization=texts["chief"]).status == 400
+        assert node.post("/v1/letters/0.1.2/retry", Authorization=texts["chief"]).status == 404
         assert node.get("/healthz").status == 200
 
         assert cli(folder, "token", "revoke", "reader", "--journal", "delivery.db").returncode == 0

@@ -27,9 +27,11 @@ CALLERS_MAX = 1_000
 class DeniedRequest(StigmergyError):
     """A request that is refused before anybody looks at what it asks for. `status` is the HTTP status."""
 
-    def __init__(self, status: int, message: str, *, retry_after_s: int = 0) -> None:
+    def __init__(self, status: int, message: str, *, retry_after_s: int = 0, allow: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.allow = allow
+        """With 405: the methods that are possible."""
         self.retry_after_s = retry_after_s
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -19,6 +19,8 @@ from msgspec import Struct, structs
 from stigmergy.agents.messages import Command, Event, Message
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import find_message
+from stigmergy.audit.history import read_moment
+from stigmergy.audit.listing import ENTRIES_MAX
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, StigmergyError, UnknownKind, error_named
@@ -43,6 +45,7 @@ from stigmergy.serve.http import Message as AsgiMessage
 from stigmergy.serve.problems import FieldProblem, HttpProblem, RefusedCommand, WrongFields, problem_of
 from stigmergy.shard.homes import is_address
 
+R = TypeVar("R")
 COMMAND_ID_CHARS_MAX = 200
 BATCH_COUNT_MAX = 1_000
 """Observations in one request."""
@@ -146,6 +149,8 @@ class Api:
             answer = await self._answer(call)
         except StigmergyError as error:
             answer = problem_answer(problem_of(error))
+            if isinstance(error, DeniedRequest) and error.allow:
+                call.extra_headers.append((b"allow", error.allow.encode()))
         except Exception as error:
             log.exception("a request failed: %s %s", call.method, "/".join(call.segments)[:200])
             answer = problem_answer(problem_of(error))
@@ -180,9 +185,10 @@ class Api:
         address, plan = self._agent(call)
         message = find_message(plan, Command, call.parameters["command"])
         fields = read_fields(await call.body(), message)
-        command_id = call.header(b"idempotency-key") or self._fresh_id()
-        if len(command_id) > COMMAND_ID_CHARS_MAX or not command_id.isprintable():
-            raise DeniedRequest(400, f"an Idempotency-Key has at most {COMMAND_ID_CHARS_MAX} printable characters")
+        given = call.header(b"idempotency-key")
+        command_id = self._fresh_id() if given is None else given
+        if not 0 < len(command_id) <= COMMAND_ID_CHARS_MAX or not command_id.isprintable():
+            raise DeniedRequest(400, f"an Idempotency-Key has 1 to {COMMAND_ID_CHARS_MAX} printable characters")
         request = protocol.SendRequest(agent=address, command=message.__name__, fields=fields, command_id=command_id)
         try:
             reply = await self.asker.ask(request)
@@ -234,7 +240,7 @@ class Api:
         query = call.query(("kind", "where", "limit", "cursor"))
         request = protocol.AgentsRequest(
             kind=one_of(query, "kind"),
-            where=query.get("where", []),
+            where=[text for text in query.get("where", []) if text],
             limit=number_of(query, "limit", 100),
             after=one_of(query, "cursor") or "",
         )
@@ -243,14 +249,17 @@ class Api:
     async def _state(self, call: HttpCall) -> HttpAnswer:
         query = call.query(("at",))
         address, _ = self._agent(call)
-        return json_answer(await self.asker.ask(protocol.StateRequest(agent=address, at=one_of(query, "at"))))
+        at = one_of(query, "at")
+        if at is not None:
+            read_moment(at)
+        return json_answer(await self._find(protocol.StateRequest(agent=address, at=at), 404))
 
     async def _explain(self, call: HttpCall) -> HttpAnswer:
         query = call.query(("position", "limit"))
         address, _ = self._agent(call)
         position, limit = number_of(query, "position", None), _page(number_of(query, "limit", 20))
         request = protocol.ExplainRequest(agent=address, position=position, limit=limit)
-        return json_answer(await self.asker.ask(request))
+        return json_answer(await self._find(request, 404))
 
     async def _entries(self, call: HttpCall) -> HttpAnswer:
         query = call.query(("after", "limit", "type"))
@@ -259,7 +268,10 @@ class Api:
         position, shown = _read_cursor(one_of(query, "after"))
         # A page may end within a commit; its cursor says how many of its entries were shown.
         request = protocol.LogRequest(
-            agent=address, first=max(position, 1), type=one_of(query, "type"), limit=limit + shown + 1
+            agent=address,
+            first=max(position, 1),
+            type=one_of(query, "type"),
+            limit=min(ENTRIES_MAX, limit + shown + 1),
         )
         entries = await self.asker.items(request)
         skipped = sum(1 for entry in entries[:shown] if entry.position == position)
@@ -290,16 +302,23 @@ class Api:
         return json_answer(Letters(await self.asker.items(protocol.LettersRequest())))
 
     async def _retry(self, call: HttpCall) -> HttpAnswer:
-        return json_answer(await self.asker.ask(protocol.RetryRequest(letter=call.parameters["letter"])))
+        return json_answer(await self._find(protocol.RetryRequest(letter=call.parameters["letter"]), 404))
 
     async def _drop(self, call: HttpCall) -> HttpAnswer:
-        return json_answer(await self.asker.ask(protocol.DropRequest(letter=call.parameters["letter"])))
+        return json_answer(await self._find(protocol.DropRequest(letter=call.parameters["letter"]), 404))
 
     async def _resume(self, call: HttpCall) -> HttpAnswer:
         address, _ = self._agent(call)
-        return json_answer(await self.asker.ask(protocol.ResumeRequest(agent=address, by=call.caller.name)))
+        return json_answer(await self._find(protocol.ResumeRequest(agent=address, by=call.caller.name), 409))
 
     # ------------------------------------------------------------------ addresses and ids
+
+    async def _find(self, request: protocol.Request[R], missing: int) -> R:
+        """Asks for something that may not be there: a position, a dead letter, an agent that is stopped."""
+        try:
+            return await self.asker.ask(request)
+        except ConfigError as error:
+            raise DeniedRequest(missing, str(error)) from None
 
     def _agent(self, call: HttpCall) -> tuple[str, AgentPlan]:
         address = f"{call.parameters['kind']}/{call.parameters['name']}"
@@ -370,8 +389,8 @@ def _read_cursor(text: str | None) -> tuple[int, int]:
     if text is None:
         return 0, 0
     position, _, count = text.partition(".")
-    if not (position.isascii() and position.isdigit() and len(position) <= 18):
+    if not (position.isascii() and position.isdigit() and len(position) <= 15):
         raise ConfigError(f"after={text[:50]}: give the `next` of the page before")
-    if not (count.isascii() and count.isdigit() and len(count) <= 9):
+    if not (count.isascii() and count.isdigit() and len(count) <= 5):
         raise ConfigError(f"after={text[:50]}: give the `next` of the page before")
     return int(position), int(count)

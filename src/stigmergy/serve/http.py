@@ -180,6 +180,8 @@ class HttpRoute(Struct, frozen=True):
     handler: Handler
     scope: str
     about: str = ""
+    is_described: bool = True
+    """Whether it is in the OpenAPI document."""
 
     @property
     def segments(self) -> list[str]:
@@ -205,6 +207,8 @@ class HttpRoutes:
                     named = zip(pattern, segments, strict=True)
                     return route, {part[1:-1]: given for part, given in named if part[:1] == "{"}
                 others.append(route.method)
+        others = [one for one in dict.fromkeys(others) if one != "WEBSOCKET"]
         if others:
-            raise DeniedRequest(405, f"{method} is not possible here; use {' or '.join(dict.fromkeys(others))}")
+            text = f"{method} is not possible here; use {' or '.join(others)}"
+            raise DeniedRequest(405, text, allow=", ".join(others))
         raise DeniedRequest(404, f"there is no /{'/'.join(segments)[:200]}; /openapi.json lists what there is")

@@ -68,6 +68,7 @@ TITLES = {
     404: ("not-found", "There is nothing here"),
     405: ("wrong-method", "Another method is needed"),
     408: ("too-slow", "The request took too long"),
+    409: ("conflict", "Not possible as it is now"),
     413: ("too-large", "Too large"),
     415: ("wrong-media-type", "The body must be JSON"),
     421: ("wrong-host", "Not a name of this server"),

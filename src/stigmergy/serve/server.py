@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from stigmergy.app.fleet import installed_version
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.node.declaration import Declaration
@@ -15,6 +16,7 @@ from stigmergy.serve.api import Api
 from stigmergy.serve.asker import Asker
 from stigmergy.serve.events import EventHub
 from stigmergy.serve.listener import Address, HttpListener
+from stigmergy.serve.pages import Pages
 from stigmergy.serve.streams import Streams
 from stigmergy.serve.tokens import Tokens
 
@@ -50,7 +52,9 @@ class ApiServer:
         self._asker = asker
         self._hub = EventHub(asker, asker.parts(fleet.shards))
         streams = Streams(fleet.plans, asker, gate, self._hub)
-        self.api = Api(fleet, asker, gate, SystemEntropy(), streams.routes())
+        pages = Pages(fleet, installed_version())
+        self.api = Api(fleet, asker, gate, SystemEntropy(), [*streams.routes(), *pages.routes()])
+        pages.describe(self.api.routes.all)
         self._listener = None if serving.address is None else HttpListener(self.api, serving.address)
         self._grpc: GrpcServer | None = None
         if serving.grpc is not None:
