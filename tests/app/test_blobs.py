@@ -30,6 +30,7 @@ from stigmergy import (
     evolve,
     react,
 )
+from stigmergy.app.blobs import blobs_url
 from stigmergy.base.errors import ConfigError, StoreUnavailable
 
 PHOTO = bytes(range(256)) * 5_000
@@ -238,3 +239,17 @@ async def test_an_archive_keeps_what_was_ever_referred_to(tmp_path: Path) -> Non
                     await asyncio.sleep(0.01)
             assert [await live.blobs.has(photo) for photo in photos] == [True] * len(photos)
     assert folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("named", "url"),
+    [
+        ("nats://a:1,b:2,c:3", "nats://a:1,b:2,c:3?replicas=3"),
+        ("nats://u:p@a:1?domain=gw", "nats://u:p@a:1?domain=gw&replicas=1"),
+        ("nats://a:1,b:2,c:3?replicas=1", "nats://a:1,b:2,c:3?replicas=1"),
+        ("folder:/mnt/x", "folder:/mnt/x"),
+    ],
+)
+def test_who_names_the_same_servers_means_the_same_bucket(named: str, url: str) -> None:
+    """Else the command line makes a bucket with one replica, which workers refuse."""
+    assert blobs_url(named, "sqlite:fleet.db") == url

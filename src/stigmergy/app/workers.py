@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from stigmergy.app.blobs import BlobsAt
+from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import installed_version, make_link, verifier
 from stigmergy.app.keyring import SharedKey, read_key
@@ -132,7 +132,15 @@ class NatsWorker:
             await attachment.open()
         worker = f"{self._name}-{os.getpid()}"
         backend = NatsClusterBackend(
-            self._fleet, link, self._node_config, signer, self.stop, self._settings, worker, bus_link=bus_link
+            self._fleet,
+            link,
+            self._node_config,
+            signer,
+            self.stop,
+            self._settings,
+            self._connect,
+            worker,
+            bus_link=bus_link,
         )
         context = WorkerContext(
             declaration=self._fleet,
@@ -191,6 +199,7 @@ class NatsClusterBackend:
         signer: Signer,
         stop: Callable[[], None],
         settings: Settings,
+        connect: Callable[[NatsAddress, str], Awaitable[NatsLink]],
         worker: str = "",
         *,
         bus_link: NatsLink | None = None,
@@ -203,6 +212,7 @@ class NatsClusterBackend:
         self._signer = signer
         self._stop = stop
         self._entropy = SystemEntropy()
+        self._connect = connect
         self._threads = SystemThreads()
         self._blobs = self._open_blobs(settings)
 
@@ -210,11 +220,17 @@ class NatsClusterBackend:
         """The blobs of all shards of this worker: on the store that is named, else on the servers of the logs."""
         from stigmergy.nats.store.store import NatsStore
 
-        clock, url = SystemClock(), self._node_config.blobs
-        store = NatsStore(self._link, clock) if url is None else None
-        return BlobsAt(
-            url or self._link.address.shown, self._fleet.name, clock, self._threads, settings.blobs, store=store
-        )
+        clock, named = SystemClock(), self._node_config.blobs
+        if named is not None:
+            return BlobsAt(blobs_url(named, ""), self._fleet.name, clock, self._threads, settings.blobs)
+
+        async def connect() -> NatsStore:
+            # Leases are renewed on the worker's own connection: a photo must not be in front of them.
+            return NatsStore(await self._connect(self._link.address, f"blobs of {self._fleet.name}"), clock)
+
+        store = NatsStore(self._link, clock)
+        name, shown = self._fleet.name, self._link.address.shown
+        return BlobsAt(shown, name, clock, self._threads, settings.blobs, store=store, open_other=connect)
 
     async def open_log(self, shard: int) -> ShardLog:
         """The log of a shard: a stream of its own."""
