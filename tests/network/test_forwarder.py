@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import types
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,6 +33,10 @@ class Hurry(st.Command, expires_s=0.2):
     number: int
 
 
+class Soon(st.Command, expires_s=10):
+    number: int
+
+
 class Flown(st.Event):
     number: int
 
@@ -51,6 +56,10 @@ class Drone(st.Agent):
 
     @st.decide
     def hurry(self, command: Hurry) -> st.Events:
+        yield Flown(number=command.number)
+
+    @st.decide
+    def soon(self, command: Soon) -> st.Events:
         yield Flown(number=command.number)
 
     @st.evolve
@@ -114,7 +123,10 @@ class Town:
 
     def running(self, level: str, **more: Any) -> Any:
         how = {"journal": f"sqlite:{self.folder / level}.db", **self.levels[level], **more}
-        return fleet().running(**how)
+        return self.fleet().running(**how)
+
+    def fleet(self) -> st.Fleet:
+        return fleet()
 
     def cut(self, which: str, client: str) -> None:
         memory_broker(f"{self.name}-{which}").cut(client)
@@ -231,9 +243,10 @@ async def test_the_device_itself_refuses_what_came_too_late(tmp_path: Path) -> N
         cloud, device, gateway = nodes["cloud"], nodes["device"], nodes["gateway"]
         await wait_until(lambda: reaches(cloud, "Drone/1"))
         device.link.subscriber.close()  # it takes nothing, and its presence stands
-        late = asyncio.ensure_future(cloud.send("Drone/1", Hurry(number=1), command_id="late", within_s=60))
+        late = asyncio.ensure_future(cloud.send("Drone/1", Soon(number=1), command_id="late", within_s=240))
         await wait_until(lambda: gateway.standing().counters["forwards_sent"] > 0)
-        await asyncio.sleep(0.3)
+        (waiting,) = gateway.link.forwarder.on_their_way()
+        await wait_until(lambda: time.time_ns() > waiting.expires_ns + 1_500_000_000)
         assert not late.done()
         device.link.subscriber._closed = False
         refused = await late

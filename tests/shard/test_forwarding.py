@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stigmergy.agents.agent import Agent, decide, evolve
+from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import encode
 from stigmergy.agents.effects import Events
 from stigmergy.agents.messages import SECOND_NS, Command, Event
@@ -107,6 +108,18 @@ def test_a_node_on_the_way_passes_on_what_it_cannot_read() -> None:
     probe.step(Ask("Drone/1", "b", encode({"type": "New@2"}), travel=AWAY))
     ((_, verdict),) = probe.seal().verdicts
     assert isinstance(verdict, Refused)
+
+
+def test_the_step_itself_takes_nothing_for_an_agent_that_runs_elsewhere() -> None:
+    """Whatever let it through: another agent of that name would decide here."""
+    probe = Probe(Drone)
+    probe.state.assign(Assignment(["Drone/2"], probe.plans))
+    probe.step(ask(travel=Travel()))
+    ((_, verdict),) = probe.seal().verdicts
+    assert isinstance(verdict, Refused)
+    probe.observe("Drone/1", Flown(number=1))
+    assert [letter.agent for letter in probe.state.letters.all()] == ["Drone/1"]
+    assert probe.state.agents == {}
 
 
 def test_commands_on_their_way_are_bounded() -> None:

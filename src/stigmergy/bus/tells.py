@@ -30,6 +30,10 @@ class TellItem(Struct, array_like=True, frozen=True):
 
     message: bytes
     expires_ns: int
+    teller: str = ""
+    """The agent that told it: it hears of it if a node on the way gives the tell up."""
+    hops: int = 0
+    """Through how many nodes it came."""
 
 
 class TellFrame(Struct, array_like=True, frozen=True, tag="stigmergy.tells@1"):

@@ -14,6 +14,7 @@ DECLARED = "declared"
 EVERYTHING = "everything"
 COMPUTED = "computed"
 FOREIGN = "foreign"
+ROUTED = "routed"
 NOBODY = "nobody"
 
 
@@ -39,6 +40,8 @@ def locate_agent(host: Host, link: BusLink | None, address: str, owner: str = ""
         if member.everything and kind in member.kinds and member.node != link_name(link):
             why = f"node {member.node!r} runs every agent of its fleet that no other node names"
             return WhereReply(to, member.node, EVERYTHING, why, False, True, None, member.epoch or None)
+    if link is not None and (way := link.forwarder.way_to(to))[0] is not None:
+        return WhereReply(to, None, ROUTED, f"it is reachable through {way[1]}", False, True)
     if not host.assignment.knows_kind(to):
         raise UnknownKind(host.assignment.refusal(to))
     heard = "no node on the bus says that it runs it" if link is not None else "this node has no bus to ask others"

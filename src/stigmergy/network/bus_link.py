@@ -235,13 +235,13 @@ class BusLink:
             every_s=settings.bus.presence_every_s,
             gone_s=settings.bus.presence_gone_s,
         )
-        self.router = TellRouter(bus, self.topics, node, host, self.presence)
         self.history = HistoryService(bus, self.topics, node, host)
         sender = UplinkSource(declaration.name, site, node)
         all_of_them = (COLLECT_ALL,) if collects else ()
         collected = (*declaration.collects, *all_of_them)
         self.relay = Relay(bus, host, sender, me.run, self.teller, uplink, collected, levels)
         self.forwarder = Forwarder(host, bus, self.topics, node, self.presence, self.relay.links)
+        self.router = TellRouter(bus, self.topics, node, host, self.presence, self.forwarder)
         ids, takers = _ids(clock, entropy), (self._take_tells, self.forwarder, self._is_claimed)
         self.subscriber = Subscriber(bus, self.topics, host, self.teller, settings.bus, ids, *takers)
         self.listener = HistoryListener(bus, self.topics, node, host, self.subscriber, lambda: _watch_id(entropy))

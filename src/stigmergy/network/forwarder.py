@@ -34,7 +34,10 @@ from stigmergy.network.level_links import (
     ForwardTaken,
     LevelLinks,
     Neighbour,
+    RoutedFrame,
     Routes,
+    TellsCarried,
+    TellsTold,
     routes_of,
 )
 from stigmergy.node.host import Host
@@ -124,6 +127,10 @@ class Forwarder:
         self._presence = presence
         self.links = links
         links.heard, links.wake = self._heard, self._link_changed
+        self.carried: Callable[[Neighbour, TellsCarried | TellsTold], None] = lambda *_: None
+        """Hears tells that came over a link, and acknowledgements. Must not wait."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a link, or what is reachable by it, has changed."""
         self._queues: dict[str, list[Travelling]] = {}
         """By agent, oldest first."""
         self._served: dict[tuple[str, str, str], Served] = {}
@@ -152,6 +159,7 @@ class Forwarder:
 
     def _link_changed(self) -> None:
         self.link(True)
+        self.on_change()
 
     def changed(self) -> None:
         """Somebody came or went: what is reachable here may be something else."""
@@ -367,8 +375,10 @@ class Forwarder:
         elif event.type == ANSWER and isinstance(event.data, dict):
             self._answered(agent, event.id, refused_of(event.data))
 
-    def _heard(self, neighbour: Neighbour, frame: Forward | ForwardTaken | ForwardAnswered) -> None:
+    def _heard(self, neighbour: Neighbour, frame: RoutedFrame) -> None:
         match frame:
+            case TellsCarried() | TellsTold():
+                self.carried(neighbour, frame)
             case ForwardTaken():
                 self._taken(frame.agent, frame.command_id, neighbour.shown)
             case ForwardAnswered():

@@ -90,7 +90,21 @@ class Routes(Struct, array_like=True, frozen=True, tag=6):
         return blake3(write_frame(self)).digest(length=16)
 
 
-LevelFrame = Forward | ForwardTaken | ForwardAnswered | RoutesDigest | RoutesWanted | Routes
+class TellsCarried(Struct, array_like=True, frozen=True, tag=7):
+    """Tells for an agent that is reachable through the receiver, or runs there: a frame of bus/tells.py."""
+
+    agent: str
+    tells: bytes
+
+
+class TellsTold(Struct, array_like=True, frozen=True, tag=8):
+    """The acknowledgement of such a frame."""
+
+    acknowledgement: bytes
+
+
+RoutedFrame = Forward | ForwardTaken | ForwardAnswered | TellsCarried | TellsTold
+LevelFrame = Forward | ForwardTaken | ForwardAnswered | RoutesDigest | RoutesWanted | Routes | TellsCarried | TellsTold
 _decoder: msgspec.msgpack.Decoder[LevelFrame] = msgspec.msgpack.Decoder(LevelFrame)
 write_frame = msgspec.msgpack.Encoder().encode
 
@@ -186,7 +200,7 @@ class Neighbour:
         return False
 
 
-Heard = Callable[[Neighbour, Forward | ForwardTaken | ForwardAnswered], None]
+Heard = Callable[[Neighbour, RoutedFrame], None]
 
 
 class LevelLinks:
@@ -256,7 +270,7 @@ class LevelLinks:
         frame = self._read(message)
         if isinstance(frame, RoutesWanted):
             await self.above.send(self._routes)
-        elif isinstance(frame, Forward | ForwardTaken | ForwardAnswered):
+        elif isinstance(frame, RoutedFrame):
             self.heard(self.above, frame)
 
     async def _hear_below(self, bus: Bus, message: BusMessage) -> None:

@@ -192,13 +192,13 @@ class Subscriber:
         )
         for channel, take in own:
             # Brokers know no part of a level: of the patterns' kinds everything is heard, and most of it passed over.
-            is_command = channel is Channel.COMMANDS
-            everything = not self._assignment.agents or (is_command and self._forwarder.links.exist)
+            is_sent_on = channel in (Channel.COMMANDS, Channel.TELLS)
+            everything = not self._assignment.agents or (is_sent_on and self._forwarder.links.exist)
             for pattern in dict.fromkeys(
                 self._topics.agents_pattern(channel, entry)
                 for entry in (("*/*",) if everything else self._assignment.agents)
             ):
-                mine = self._is_command_for_us if is_command else self._is_ours
+                mine = self._is_for_us if is_sent_on else self._is_ours
                 await self._bus.subscribe(pattern, self._guard(take, is_ours=mine, sheds=channel in SHED))
         declaration = self._host.declaration
         for listen in declaration.listens:
@@ -233,7 +233,7 @@ class Subscriber:
             self._ours[topic] = known
         return known
 
-    def _is_command_for_us(self, topic: str) -> bool:
+    def _is_for_us(self, topic: str) -> bool:
         """Also what this node sends on to another level."""
         if self._is_ours(topic):
             return True

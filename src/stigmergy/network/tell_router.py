@@ -12,14 +12,15 @@ for good. Only once that is durable a frame may pass over its number: after a cr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
 
 from stigmergy.agents.assignment import is_foreign
-from stigmergy.agents.codec import REASON_CHARS_MAX, printable
+from stigmergy.agents.codec import REASON_CHARS_MAX, encode, printable
 from stigmergy.agents.effects import REMOTE_SINKS, remote_sink
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.base.errors import (
@@ -46,18 +47,22 @@ from stigmergy.bus.tells import (
     write_tells,
 )
 from stigmergy.bus.topics import Channel, Topics, parse_topic
+from stigmergy.network.forwarder import BUS, HOPS_MAX, Forwarder
+from stigmergy.network.level_links import Neighbour, TellsCarried, TellsTold
 from stigmergy.network.subscriber import bus_source
 from stigmergy.node.host import Host
 from stigmergy.node.intake import AwaitedTicket, Stream
 from stigmergy.node.settings import REFUSE, TellSettings
 from stigmergy.shard.dispatch import decode
 from stigmergy.shard.inputs import EffectsSettled, TellGivenUp
-from stigmergy.shard.outbox import Pending, read_told
+from stigmergy.shard.outbox import PassedTell, Pending, read_passed, read_told
 
 FRAMES_IN_FLIGHT_MAX = 8
 """Frames of one pair under way to a receiver that answers; to one that has not answered yet, one."""
 PUBLISHES_MAX = 32
 """Frames of all pairs that the broker has not taken yet."""
+CARRIED_MAX = 64
+"""Frames that came over links between levels and are not durable yet."""
 PUBLISH_S_MAX = 10.0
 """A broker that has not taken a frame for so long makes room for others; whether it has it is not known."""
 SWEEP_S = 0.5
@@ -160,7 +165,7 @@ class Pair:
         after = 0 if first.sequence == next(iter(self.waiting)) else self._sent or 0
         self._sent = last.sequence
         self._in_flight.append(last.sequence)
-        items = [TellItem(read_told(one.body).message, expires_ns(one)) for one in pendings]
+        items = [TellItem(read_told(one.body).message, expires_ns(one), one.agent, _hops(one)) for one in pendings]
         return TellFrame(*me, self.shard, first.incarnation, self.epoch, after, first.sequence, items)
 
     def confirm(self, incarnation: int, durable: int) -> list[int]:
@@ -190,12 +195,16 @@ class Pair:
 class TellRouter:
     """Both directions of one node. `start` before the bus opens, `stop` before it closes."""
 
-    def __init__(self, bus: Bus, topics: Topics, node: str, host: Host, presence: Presence) -> None:
+    def __init__(
+        self, bus: Bus, topics: Topics, node: str, host: Host, presence: Presence, forwarder: Forwarder
+    ) -> None:
         self._bus = bus
         self._topics = topics
         self._node = node
         self._host = host
         self._presence = presence
+        self._forwarder = forwarder
+        forwarder.carried, forwarder.on_change = self._hear_carried, self._routes_changed
         self._settings: TellSettings = host.settings.tells
         self._clock = host.clock
         self._pairs: dict[tuple[int, str], Pair] = {}
@@ -343,9 +352,10 @@ class TellRouter:
                 continue
             for pending in [one for one in pair.waiting.values() if self._expires_ns(one) < wall_ns]:
                 self._give_up(pair, pending, f"{pair.to} did not take it in time; {self._whereabouts(pair.to)}")
-            if self._up_ns is None:
+            if self._way(pair) is None:
                 continue
-            claimed = is_foreign(pair.to) or self._presence.may_run(pair.to)
+            routed = self._forwarder.way_to(pair.to)[0] is not None
+            claimed = routed or is_foreign(pair.to) or self._presence.may_run(pair.to)
             pair.silent_s += passed_s
             if self._settings.unclaimed == REFUSE and pair.silent_s > UNCLAIMED_S and not self._is_claimed(pair):
                 why = f"{pair.to}: {self._whereabouts(pair.to)}, and tells.unclaimed is {REFUSE!r}"
@@ -360,7 +370,8 @@ class TellRouter:
         """Whether somebody answers for an agent, or says that it runs there. Of other fleets nothing is announced."""
         if pair.is_heard or is_foreign(pair.to):
             return pair.is_heard
-        return self._presence.may_run(pair.to) or bool(self._presence.claimants(pair.to))
+        claimed = self._presence.may_run(pair.to) or bool(self._presence.claimants(pair.to))
+        return claimed or self._forwarder.way_to(pair.to)[0] is not None
 
     def _whereabouts(self, to: str) -> str:
         if is_foreign(to):
@@ -372,17 +383,40 @@ class TellRouter:
     def _send_ready(self, now_ns: int) -> None:
         """One frame of each pair that is ready, in turn, as long as the broker takes them."""
         me = (self._topics.fleet, self._topics.site, self._node)
-        while self._ready and self._up_ns is not None and len(self._publishes) < PUBLISHES_MAX:
+        while self._ready and len(self._publishes) < PUBLISHES_MAX:
             key = next(iter(self._ready))
             del self._ready[key]
             pair = self._pairs.get(key)
-            frame = None if pair is None else pair.next_frame(me, self._expires_ns)
-            if pair is None or frame is None:
+            way = None if pair is None else self._way(pair)
+            # Without a way it is ready again when a link comes up, or somebody announces the agent.
+            frame = None if pair is None or way is None else pair.next_frame(me, self._expires_ns)
+            if pair is None or way is None or frame is None:
                 continue
             self._ready[key] = None
             pair.due_ns = now_ns + int(pair.pause_s * SECOND_NS)
             self.counters.tells_sent += len(frame.items)
-            self._publish(BusMessage(self._topic_of(pair.to), write_tells(frame), CONTENT_TYPE))
+            tells = write_tells(frame)
+            if isinstance(way, Neighbour):
+                self._start(way.send(TellsCarried(pair.to, tells)))
+            else:
+                self._publish(BusMessage(self._topic_of(pair.to), tells, CONTENT_TYPE))
+
+    def _way(self, pair: Pair) -> Neighbour | Bus | None:
+        """By what to send now; None if there is no way. What came over a link does not leave by it."""
+        bus = None if self._up_ns is None else self._bus
+        if is_foreign(pair.to) or not self._forwarder.links.exist or not pair.waiting:
+            return bus
+        first = next(iter(pair.waiting.values()))
+        way, _ = self._forwarder.way_to(pair.to, _came_by(first))
+        if isinstance(way, Neighbour):
+            return way if way.is_up else None
+        return bus if way is not None or self._presence.may_run(pair.to) else None
+
+    def _routes_changed(self) -> None:
+        """A link between levels came, or what is reachable by it is something else."""
+        for pair in self._pairs.values():
+            if not pair.is_heard:
+                self._send_anew(pair)
 
     def _topic_of(self, to: str) -> str:
         fleet, _, address = to.partition("/")
@@ -391,11 +425,14 @@ class TellRouter:
         return self._topics.of_agent(to, Channel.TELLS)
 
     def _publish(self, message: BusMessage) -> None:
-        """Publishes; what the broker does not take is sent again, as what nobody acknowledges."""
+        self._start(self._say(message))
+
+    def _start(self, work: Awaitable[object]) -> None:
+        """Has something sent; what does not arrive is sent again, as what nobody acknowledges."""
 
         async def publish() -> None:
             try:
-                await self._say(message)
+                await work
             finally:
                 del self._publishes[number]
                 self._woken.set()
@@ -417,7 +454,10 @@ class TellRouter:
     # ------------------------------------------------------------------ what receivers say
 
     async def _acknowledged(self, message: BusMessage) -> None:
-        said = read_acknowledgement(message.payload)
+        self._hear_acknowledgement(message.payload)
+
+    def _hear_acknowledgement(self, payload: bytes) -> None:
+        said = read_acknowledgement(payload)
         to = said.to if said.fleet == self._topics.fleet else f"{said.fleet}/{said.to}"
         pair = self._pairs.get((said.shard, remote_sink(to)))
         if pair is None or said.epoch > pair.epoch:
@@ -459,9 +499,22 @@ class TellRouter:
         frame = read_frame(message.payload)
         if self._host.intake.shard_of(to) not in self._host.shards or not self._is_for_us(to):
             return
-        said = await self._take(to, frame)
+        said = await self._take(to, frame, BUS)
         topic = Topics(frame.fleet, frame.site).of_node(frame.node, Channel.ACKNOWLEDGEMENTS)
         await self._say(BusMessage(topic, write_tells(said), CONTENT_TYPE))
+
+    def _hear_carried(self, neighbour: Neighbour, carried: TellsCarried | TellsTold) -> None:
+        """The same over a link between levels. A frame that there is no room for is sent again."""
+        if isinstance(carried, TellsTold):
+            with contextlib.suppress(PeerError):
+                self._hear_acknowledgement(carried.acknowledgement)
+        elif len(self._publishes) < PUBLISHES_MAX + CARRIED_MAX:
+            self._start(self._take_carried(neighbour, carried))
+
+    async def _take_carried(self, neighbour: Neighbour, carried: TellsCarried) -> None:
+        with contextlib.suppress(StigmergyError):
+            said = await self._take(carried.agent, read_frame(carried.tells), neighbour.name)
+            await neighbour.send(TellsTold(write_tells(said)))
 
     def _is_for_us(self, to: str) -> bool:
         """Of nodes that run everything, one takes tells for an agent only if no other node names the agent."""
@@ -475,8 +528,10 @@ class TellRouter:
         settled = self._up_ns is not None and self._clock.monotonic_ns() - self._up_ns > SETTLE_S * SECOND_NS
         return settled and (host.assignment.knows_kind(to) or not self._presence.locate(to))
 
-    async def _take(self, to: str, frame: TellFrame) -> TellAcknowledgement:
-        """Puts what is new of a frame into the shard, and waits until it is durable."""
+    async def _take(self, to: str, frame: TellFrame, came_by: str) -> TellAcknowledgement:
+        """Puts what is new of a frame into the shard, and waits until it is durable. What is for an agent of a third
+        node is owed to it again."""
+        passed_on = not self._host.assignment.runs(to)
         marks = self._host.shards[self._host.intake.shard_of(to)].state.marks
         source = bus_source(f"tells {frame.source} {to}")
         key = (source, frame.incarnation)
@@ -493,10 +548,16 @@ class TellRouter:
             return said(refused=refused, consumed=consumed)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stream = Stream(source, frame.incarnation, frame.epoch)
-        bodies = [item.message for item in taken]
+        bodies = [self._passed(to, item, came_by) if passed_on else item.message for item in taken]
         try:
             self._host.intake.take_told(
-                stream, frame.first, to, bodies, AwaitedTicket(future), passes=frame.first > consumed + 1
+                stream,
+                frame.first,
+                to,
+                bodies,
+                AwaitedTicket(future),
+                passes=frame.first > consumed + 1,
+                passed_on=passed_on,
             )
             self._accept(key, max(consumed, last))
             self.counters.tells_taken += len(taken) - min(skipped, len(taken))
@@ -526,14 +587,22 @@ class TellRouter:
             if number < known:
                 continue
             try:
-                host.assignment.check(to)
-                decode(host.shards.first.state.plan_at(to), item.message)
+                if host.assignment.runs(to) or not self._forwarder.forwards(to):
+                    host.assignment.check(to)
+                    decode(host.shards.first.state.plan_at(to), item.message)
+                elif item.hops > HOPS_MAX:
+                    raise Malformed(f"it came through {item.hops} nodes: two send it to each other")
                 if item.expires_ns < wall_ns:
                     raise Malformed("its time is over")
             except PeerError as error:
                 self.counters.tells_refused += 1
                 return frame.items[:number], [(frame.first + number, printable(error, REASON_CHARS_MAX))]
         return frame.items, []
+
+    def _passed(self, to: str, item: TellItem, came_by: str) -> bytes:
+        now_ns = self._clock.wall_ns()
+        within_ns = max(1, item.expires_ns - now_ns)
+        return encode(PassedTell(to, item.message, now_ns, within_ns, item.hops + 1, came_by, item.teller))
 
     def _answer(self, to: str, frame: TellFrame) -> Callable[..., TellAcknowledgement]:
         """Makes an answer to a frame."""
@@ -544,3 +613,11 @@ class TellRouter:
             return structs.replace(plain, **what)
 
         return said
+
+
+def _hops(pending: Pending) -> int:
+    return read_passed(pending.body).hops
+
+
+def _came_by(pending: Pending) -> str:
+    return read_passed(pending.body).came_by

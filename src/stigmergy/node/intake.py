@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 
 from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import Envelope, encode, open_envelope, printable
+from stigmergy.agents.effects import remote_sink
 from stigmergy.agents.messages import SECOND_NS, Command, Event
 from stigmergy.base.errors import Malformed, NotRunning, UnknownKind
 from stigmergy.node.declaration import Declaration
@@ -150,12 +151,22 @@ class Intake:
         return future
 
     def take_told(
-        self, stream: Stream, sequence: int, address: str, bodies: Sequence[bytes], ticket: Ticket, *, passes: bool
+        self,
+        stream: Stream,
+        sequence: int,
+        address: str,
+        bodies: Sequence[bytes],
+        ticket: Ticket,
+        *,
+        passes: bool,
+        passed_on: bool = False,
     ) -> None:
         """Takes tells of a shard of another node, whose order the caller has kept. With `passes`, their sender gave up
-        what lies between them and those before. Raises Overloaded, with nothing of them taken."""
+        what lies between them and those before. With `passed_on`, they are for an agent of a third node, and the bodies
+        are those of `PassedTell`. Raises Overloaded, with nothing of them taken."""
         self.check_open()
-        shard = self.home_of(address)
+        shard = self.home_of(address, anywhere=passed_on)
+        address = remote_sink(address) if passed_on else address
         source, incarnation, epoch = stream.source, stream.incarnation, stream.epoch
         if passes:
             passed = SequencesSkipped(source, incarnation, epoch, sequence - 1, "")

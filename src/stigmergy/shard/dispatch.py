@@ -26,8 +26,8 @@ from stigmergy.agents.codec import (
     printable,
     tag_of,
 )
-from stigmergy.agents.effects import TellFailed, WindowClosed
-from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message
+from stigmergy.agents.effects import REMOTE_SINKS, TellFailed, WindowClosed
+from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message, spec_of
 from stigmergy.agents.ordered import CLAIM_EVENTS, LEDGER, Claim, Denied, read_verdict
 from stigmergy.agents.plans import AgentPlan, Plan
 from stigmergy.agents.shared import Merged, SharedWrites, check_groups, check_merged
@@ -39,6 +39,7 @@ from stigmergy.shard.commit import NO_CAUSE, Answer
 from stigmergy.shard.draft import (
     DRAFT_BYTES_MAX,
     OVERHEAD_BYTES,
+    REMOTE_ADDRESSES_MAX,
     Draft,
     InputOutcome,
     PackedEffect,
@@ -56,7 +57,7 @@ from stigmergy.shard.forwarding import packed as packed_command
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ELSEWHERE, Accepted, Ask, Asked, Refused, SharedReceived
 from stigmergy.shard.memory import DeadLetter, Remembered
-from stigmergy.shard.outbox import Pending, read_told
+from stigmergy.shard.outbox import Pending, read_passed, read_told
 from stigmergy.shard.state import ShardState, fold_fact
 
 # Collects what one `decide` yields against the unchanged state, before any of it changes the state.
@@ -198,6 +199,9 @@ class InputDispatcher:
         """Takes one message, whatever it is, with every case."""
         if body is ELSEWHERE:
             return
+        if address.startswith(REMOTE_SINKS):
+            self._pass_on(draft, address, body, source, now_ns)
+            return
         try:
             agent_plan, message = self._open(address, body)
             if isinstance(message, Command):
@@ -223,6 +227,18 @@ class InputDispatcher:
         except Exception as error:
             self.fail(draft, address, body, source, error, now_ns, reached=True)
         self.close_windows(draft, address, now_ns, now_ns)
+
+    def _pass_on(self, draft: Draft, sink: str, body: bytes, source: str, now_ns: int) -> None:
+        """A tell of another node for an agent of a third one: it is owed again, and creates nobody."""
+        try:
+            teller = read_passed(body).teller
+        except UNDECODABLE as error:
+            self.fail(draft, sink, body, source, error, now_ns)
+            return
+        if not self._state.outbox.knows(sink) and self._state.outbox.remote_count >= REMOTE_ADDRESSES_MAX:
+            sink = REMOTE_SINKS
+        owe(self._state, draft, teller, (sink, body), NO_CAUSE, now_ns)
+        draft.grow(teller, sink, bodies_bytes=len(body))
 
     def take_command(
         self, draft: Draft, address: str, body: bytes, command_id: str, now_ns: int, client: str = ""
@@ -598,6 +614,7 @@ def take_merged(
     return None
 
 
+TELL_FAILED = spec_of(TellFailed).name
 TOLD_SOURCES = "told/"
 """The source of a dead letter that was a tell to another node: this, and who told it."""
 
@@ -610,8 +627,14 @@ def give_up_tell(
     dispatcher.fail(draft, told.to, told.message, f"{TOLD_SOURCES}{teller}", NotAssigned(reason), now_ns)
     message = tag_of(told.message).partition("@")[0]
     body = encode(TellFailed(to=told.to, message=message, reason=printable(reason, REASON_CHARS_MAX)))
-    if teller not in state.at_rest and dispatcher.understands(teller, body):
+    is_here = teller.partition("/")[0] in state.plans and state.assignment.runs(teller)
+    if is_here and dispatcher.understands(teller, body):
         dispatcher.take(draft, teller, body, pending.sink, now_ns)
+    elif teller and not is_here and message != TELL_FAILED:
+        # A tell that was only passed on here: its teller hears of it where it runs.
+        packed = pack_tell(state, dispatcher.homes, teller, body, now_ns)
+        owe(state, draft, "", packed, NO_CAUSE, now_ns)
+        draft.grow(bodies_bytes=size_of(packed))
 
 
 def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: DeadLetter, now_ns: int) -> None:

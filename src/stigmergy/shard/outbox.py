@@ -40,6 +40,20 @@ class Told(Struct, array_like=True, frozen=True):
     within_ns: int = 0
 
 
+class PassedTell(Struct, array_like=True, frozen=True):
+    """The body of a tell that came from one node and goes to another: this one runs neither of both agents."""
+
+    to: str
+    message: bytes
+    told_ns: int
+    within_ns: int
+    hops: int = 0
+    came_by: str = ""
+    """The link that it came by, which it does not leave by."""
+    teller: str = ""
+
+
+read_passed = msgspec.msgpack.Decoder(PassedTell).decode
 read_told = msgspec.msgpack.Decoder(Told).decode
 
 
