@@ -219,7 +219,7 @@ class NodeRun:
             api: ApiServer | None = None
             try:
                 self._tell_listening()
-                api = await self._serve(service)
+                api = await self._serve(service, live)
                 self.on_live(live)
                 await self._wait(live)
             finally:
@@ -236,14 +236,14 @@ class NodeRun:
         )
         return exits.OK
 
-    async def _serve(self, service: ControlService) -> ApiServer | None:
+    async def _serve(self, service: ControlService, live: Live) -> ApiServer | None:
         """The HTTP API, if it was asked for."""
         if self._serving is None:
             return None
         from stigmergy.serve.asker import NodeAsker
         from stigmergy.serve.server import ApiServer
 
-        api = ApiServer(self._fleet, NodeAsker(service), self._serving)
+        api = ApiServer(self._fleet, NodeAsker(service), self._serving, live.blobs)
         tell_serving(self._output, self._fleet.name, await api.start())
         return api
 

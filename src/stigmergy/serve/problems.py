@@ -59,6 +59,11 @@ STATUSES: dict[type[StigmergyError], tuple[int, str, str]] = {
     errors.JournalUnknown: (504, "in-doubt", "Whether it was done is not known"),
     errors.LinkDown: (504, "in-doubt", "Whether it was done is not known"),
     errors.ConfigError: (400, "bad-request", "The request is wrong"),
+    errors.BlobMissing: (404, "no-such-blob", "The store has no such blob"),
+    errors.StoreFull: (507, "store-full", "The store of blobs is full"),
+    errors.StoreUnavailable: (503, "store-unavailable", "The store of blobs does not answer"),
+    errors.StoreUnknown: (503, "store-unavailable", "The store of blobs does not answer"),
+    errors.StoreError: (502, "store-failed", "The store of blobs failed"),
 }
 """By the first class of an error that is listed: the status, the type and the title."""
 TITLES = {
@@ -71,6 +76,7 @@ TITLES = {
     409: ("conflict", "Not possible as it is now"),
     413: ("too-large", "Too large"),
     415: ("wrong-media-type", "The body must be JSON"),
+    416: ("no-such-range", "The blob has no such bytes"),
     421: ("wrong-host", "Not a name of this server"),
     422: ("wrong-fields", "The body does not fit"),
     429: ("too-often", "Too many requests"),

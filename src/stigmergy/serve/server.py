@@ -14,11 +14,13 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.serve.access import AccessGate, Policy, check_listening
 from stigmergy.serve.api import Api
 from stigmergy.serve.asker import Asker
+from stigmergy.serve.blobs import BlobRoutes
 from stigmergy.serve.events import EventHub
 from stigmergy.serve.listener import Address, HttpListener
 from stigmergy.serve.pages import Pages
 from stigmergy.serve.streams import Streams
 from stigmergy.serve.tokens import Tokens
+from stigmergy.store.blobs import Blobs
 
 if TYPE_CHECKING:
     from stigmergy.serve.grpc import GrpcServer
@@ -41,8 +43,8 @@ class Serving(Struct, frozen=True):
 class ApiServer:
     """The API of a fleet, from `start` to `close`."""
 
-    def __init__(self, fleet: Declaration, asker: Asker, serving: Serving) -> None:
-        """Raises ConfigError where it must not listen."""
+    def __init__(self, fleet: Declaration, asker: Asker, serving: Serving, blobs: Blobs | None = None) -> None:
+        """Raises ConfigError where it must not listen. Without `blobs` there are none to put and get."""
         clock = SystemClock()
         tokens = Tokens(serving.tokens)
         for address in (serving.address, serving.grpc):
@@ -53,7 +55,8 @@ class ApiServer:
         self._hub = EventHub(asker, asker.parts(fleet.shards))
         streams = Streams(fleet.plans, asker, gate, self._hub)
         pages = Pages(fleet, installed_version())
-        self.api = Api(fleet, asker, gate, SystemEntropy(), [*streams.routes(), *pages.routes()])
+        stored = [] if blobs is None else BlobRoutes(blobs).routes()
+        self.api = Api(fleet, asker, gate, SystemEntropy(), [*streams.routes(), *pages.routes(), *stored])
         pages.describe(self.api.routes.all)
         self._listener = None if serving.address is None else HttpListener(self.api, serving.address)
         self._grpc: GrpcServer | None = None

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.cluster_client import find_workers
 from stigmergy.app.fleet import Fleet
 from stigmergy.base.errors import ConfigError
+from stigmergy.base.system import SystemClock, SystemThreads
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, Output
 from stigmergy.cli.display.places import (
@@ -118,28 +120,34 @@ def _numbers_path(folder: Path, fleet: str) -> Path:
 
 def serve(arguments: argparse.Namespace, output: Output) -> int:
     """Serves until it is stopped."""
-    place = find_place(arguments)
-    spec = fleet_spec(arguments, config_of(arguments))
+    place, config = find_place(arguments), config_of(arguments)
+    spec = fleet_spec(arguments, config)
     fleet = load_fleet(spec, folder_of(arguments))
     journal = None if isinstance(place, ClusterPlace) else Path(str(place).removesuffix(".sock"))
     serving = serving_of(arguments, arguments.listen, journal, fleet.name, module_folder(spec))
     assert serving is not None
-    return asyncio.run(_serve(fleet, place, serving, output))
+    named = config.fleet.blobs
+    beside = place.url if isinstance(place, ClusterPlace) else f"sqlite:{journal}"
+    url = blobs_url(named or (place.url if isinstance(place, ClusterPlace) else None), beside)
+    bounds = (config.settings or fleet.settings).blobs
+    blobs = BlobsAt(url, fleet.name, SystemClock(), SystemThreads(), bounds, make_folder=named is None)
+    return asyncio.run(_serve(fleet, place, serving, blobs, output))
 
 
-async def _serve(fleet: Fleet, place: Path | ClusterPlace, serving: Serving, output: Output) -> int:
+async def _serve(fleet: Fleet, place: Path | ClusterPlace, serving: Serving, blobs: BlobsAt, output: Output) -> int:
     from stigmergy.serve.server import ApiServer
 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    server = ApiServer(fleet, await _asker(fleet, place), serving)
+    server = ApiServer(fleet, await _asker(fleet, place), serving, blobs.blobs)
     urls = await server.start()
     try:
         tell_serving(output, fleet.name, urls)
         await stopping.wait()
     finally:
         await server.close()
+        await blobs.stop()
     output.document({"event": "stopped", "fleet": fleet.name})
     return exits.OK
 
