@@ -103,5 +103,5 @@ def test_a_fleet_without_views_says_so(tmp_path: Path) -> None:
     node = folder.start()
     done = folder.cli("view", "Missions")
     assert done.returncode == 2
-    assert "this fleet has no views; list them in Fleet(…, views=[…])" in done.stderr
+    assert "no views are kept here: list them in Fleet(…, views=[…])" in done.stderr
     node.end()

@@ -28,6 +28,7 @@ from stigmergy.cluster.records import FLEET, FleetShape, WorkerRecord, read_reco
 from stigmergy.control import protocol
 from stigmergy.control.protocol import Reply, Request, read_refusal, read_reply, write_request
 from stigmergy.control.router import Answers, ControlRouter, close_answers
+from stigmergy.nats.naming import VIEWS
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.homes import Homes
 
@@ -81,7 +82,8 @@ class Workers:
         self._link, self._fleet, self._shards = link, fleet, homes.shards
         self._room = NatsControlClient(link, fleet)
         branches = [RetryingClient(self._room.branch(shard), self._is_anybody_there) for shard in range(homes.shards)]
-        self.board = ControlRouter(fleet, link.address.shown, homes, branches)
+        projector = RetryingClient(self._room.branch(VIEWS), self._is_anybody_there)
+        self.board = ControlRouter(fleet, link.address.shown, homes, branches, projector)
 
     async def ask(self, request: Request[R]) -> R:
         """The one answer to a request; raises what the owner refuses with, and NotRunning where nobody answers."""

@@ -77,7 +77,10 @@ def described_row(row: View) -> dict[str, Any]:
 
 def _there(views: ViewService | None) -> ViewService:
     if views is None:
-        raise ConfigError("this fleet has no views; list them in Fleet(…, views=[…])")
+        raise ConfigError(
+            "no views are kept here: list them in Fleet(…, views=[…]); those of a fleet on workers are kept by "
+            "stigmergy project"
+        )
     return views
 
 

@@ -30,7 +30,7 @@ class NatsControlServer:
         self,
         link: NatsLink,
         fleet: str,
-        shard: int,
+        shard: int | str,
         handler: RequestHandler,
         epoch: Callable[[], int] = lambda: 0,
         *,
@@ -84,11 +84,11 @@ class NatsControlClient:
         self.fleet = fleet
         self.where = link.address.shown
 
-    def branch(self, shard: int) -> NatsOwnerClient:
+    def branch(self, shard: int | str) -> NatsOwnerClient:
         """The client for one shard."""
         return NatsOwnerClient(self, shard)
 
-    async def is_answered(self, shard: int) -> bool:
+    async def is_answered(self, shard: int | str) -> bool:
         """Whether an owner answers for a shard at this moment."""
         try:
             (await self.call(shard)).close()
@@ -96,7 +96,7 @@ class NatsControlClient:
             return False
         return True
 
-    async def call(self, shard: int) -> NatsChannel:
+    async def call(self, shard: int | str) -> NatsChannel:
         """A channel to the owner of a shard. Raises LinkDown if nobody answers."""
         return await self._channels.call(control_subject(self.fleet, shard))
 
@@ -107,7 +107,7 @@ class NatsControlClient:
 class NatsOwnerClient:
     """The control endpoint of the current owner of one shard."""
 
-    def __init__(self, client: NatsControlClient, shard: int) -> None:
+    def __init__(self, client: NatsControlClient, shard: int | str) -> None:
         self._client = client
         self._shard = shard
 

@@ -138,8 +138,12 @@ def tells_subject(fleet: str, shard: int) -> str:
     return f"{ROOT}.{token(fleet)}.tells.{shard}"
 
 
-def control_subject(fleet: str, shard: int) -> str:
-    """Where the owner of a shard answers control requests."""
+VIEWS = "views"
+"""Instead of a shard: the process that projects the views of the fleet."""
+
+
+def control_subject(fleet: str, shard: int | str) -> str:
+    """Where the owner of a shard answers control requests, or for VIEWS the projector of the fleet."""
     return f"{ROOT}.{token(fleet)}.control.{shard}"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct, structs
@@ -192,18 +192,29 @@ class Projector:
 
     async def wait_written(self, after: Mapping[str, int], within_s: float) -> None:
         """Waits until these positions are in the rows. Raises ViewBehind when the time is over, ViewFailed."""
-        try:
-            async with asyncio.timeout(within_s):
-                while not self.covers(after):
-                    self.check()
-                    self._moved.clear()
-                    await self._moved.wait()
-        except TimeoutError:
+        if not await self._wait(lambda: self.covers(after), within_s):
             lacking = [f"{name} is at {self.written.get(name, 0)} of {at}" for name, at in after.items()]
             why = "it is being made anew" if self.building else self.trouble or "it is behind"
             raise ViewBehind(
                 f"view {self.plan.name}: not so far within {within_s:g} s ({', '.join(lacking)}): {why}; ask again"
-            ) from None
+            )
+
+    async def wait_built(self, within_s: float) -> None:
+        """Waits until its rows are made for the first time. Raises ViewBehind when the time is over, ViewFailed."""
+        if not await self._wait(lambda: not self.building, within_s):
+            why = self.trouble or f"{self.events} events are in it so far"
+            raise ViewBehind(f"view {self.plan.name}: its rows are being made from the log: {why}; ask again")
+
+    async def _wait(self, reached: Callable[[], bool], within_s: float) -> bool:
+        try:
+            async with asyncio.timeout(within_s):
+                while not reached():
+                    self.check()
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def covers(self, after: Mapping[str, int]) -> bool:
         """Whether these positions are in the rows that answer."""

@@ -96,12 +96,19 @@ class ViewService:
         projector = self.projector(plan)
         projector.check()
         await projector.wait_written({self._named(name): at for name, at in after.items()}, within_s)
+        if projector.building and not await self._has_rows(plan):
+            await projector.wait_built(within_s)
         before = {} if projector.building else projector.written
         rows, known = await self._store.select(plan.name, plan.columns, wanted)
         cursor = cursor_of(plan, wanted, rows[-1]) if len(rows) == wanted.limit else ""
         stored = {name: at.position for name, at in known.positions.items()}
         positions = {name: max(at, before.get(name, 0)) for name, at in {**before, **stored}.items()}
         return ViewPage(rows, cursor, positions)
+
+    async def _has_rows(self, plan: ViewPlan) -> bool:
+        """Whether rows of an earlier version answer while new ones are made."""
+        known = await self._store.find(plan.name)
+        return known is not None and known.shape == plan.shape
 
     def position_name(self, address: str) -> str:
         """How positions name the shard of an agent."""

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
 from typing import Any
 
+from stigmergy.app.config import find_config
+from stigmergy.app.parts import shown_url
+from stigmergy.app.projection import ClusterProjection
+from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Cell, Output, shown
-from stigmergy.cli.display.places import add_place, ask, find_place
+from stigmergy.cli.display.places import add_place, ask, find_place, load_fleet
 from stigmergy.control.protocol import ViewRequest, ViewsRequest
 
 EXAMPLES = """examples:
@@ -16,10 +24,16 @@ EXAMPLES = """examples:
   stigmergy view ZoneLoad 'active>=5' --order=-active --limit 10
   stigmergy view ZoneLoad --after Drone/D-17:41         wait until that command is in the rows
 """
+LOOK_S = 0.5
+"""How often it looks whether there is new trouble to tell."""
+PROJECT_EXAMPLES = """examples:
+  stigmergy project drone:fleet --nats nats://hub:4222
+  stigmergy project drone:fleet ground:fleet --nats nats://hub:4222 --to postgresql://stig@db/fleet
+"""
 
 
 def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Adds `view`."""
+    """Adds `view` and `project`."""
     parser = commands.add_parser(
         "view",
         parents=[common],
@@ -39,6 +53,53 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--within", metavar="S", type=float, default=5.0, help="how long to wait for that (5)")
     add_place(parser, nats=True)
     parser.set_defaults(run=show)
+    parser = commands.add_parser(
+        "project",
+        parents=[common],
+        help="keep the views of a fleet on workers",
+        description="Reads the logs of all shards of a fleet on workers, keeps its views, and answers `stigmergy view "
+        "--nats`. Runs until SIGTERM or SIGINT; it may be killed at any point.",
+        epilog=PROJECT_EXAMPLES,
+    )
+    parser.add_argument("fleets", metavar="MODULE:FLEET", nargs="*", help="the module here, and the fleet in it")
+    parser.add_argument("--nats", metavar="URL", required=True, help="the NATS servers of the fleet's workers")
+    parser.add_argument("--to", metavar="URL", help="where rows are kept; sqlite:NAME.views without it")
+    parser.set_defaults(run=project)
+
+
+def project(arguments: argparse.Namespace, output: Output) -> int:
+    """Projects until a signal comes."""
+    config = find_config(Path.cwd())
+    specs = arguments.fleets or ([config.fleet.module] if config.fleet.module else [])
+    if not specs:
+        raise ConfigError("which fleet? give MODULE:FLEET, or write module under [fleet] in stigmergy.toml")
+    fleets = [load_fleet(spec, Path.cwd()) for spec in specs]
+    store = arguments.to or config.fleet.views or f"sqlite:{fleets[0].name}.views"
+    return asyncio.run(_project(ClusterProjection(fleets, arguments.nats, store), store, output))
+
+
+async def _project(projection: ClusterProjection, store: str, output: Output) -> int:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    known: list[str] = []
+    async with projection:
+        names = [view for service in projection.services for view in service.projectors]
+        output.document({"event": "projecting", "views": names, "store": shown_url(store)})
+        output.line(("projecting", GOOD), f"  {', '.join(names)} into {shown_url(store)}")
+        while not ended.is_set():
+            troubles = projection.troubles()
+            for trouble in troubles:
+                if trouble not in known:
+                    output.document({"event": "troubled", "reason": trouble})
+                    output.note(trouble, BAD)
+            known = troubles
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await ended.wait()
+        failed = projection.has_failed()
+    output.document({"event": "stopped", "views": names})
+    return exits.DAMAGED if failed else exits.OK
 
 
 def show(arguments: argparse.Namespace, output: Output) -> int:
