@@ -32,6 +32,7 @@ LONG = (
     "tests/apps/edge_agent/test_demo.py",
     "tests/apps/traffic/test_show.py",
     "tests/bench/test_",
+    "tests/cli/test_capture.py",
     "tests/cli/test_cluster.py",
     "tests/cli/test_company.py",
     "tests/cli/test_gateway.py",

@@ -103,15 +103,14 @@ class StoppedLog:
     async def read(self, after: Mapping[int, int], within_s: float) -> Sequence[LogCommit]:
         """The next commits. Raises NotRunning when a node has started meanwhile: open the log again."""
         files = self._files()
+        if self._journal is None and self._socket is not None and answers_at(self._socket):
+            raise NotRunning("a node has started on the journal")
         if files != self._read_at:
             if found := self._read(after):
                 return found
             await self.close()
             self._read_at = self._files()
-        if within_s:
-            await asyncio.sleep(min(within_s, POLL_S))
-            if self._socket is not None and answers_at(self._socket):
-                raise NotRunning("a node has started on the journal")
+        await asyncio.sleep(min(within_s, POLL_S))
         return []
 
     async def close(self) -> None:
