@@ -18,7 +18,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings, TellSettings
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
-from tests.node.fleets import Outsider
+from tests.node.fleets import Outsider, cloud
 
 
 class Pass(Command):
@@ -363,7 +363,14 @@ def test_a_node_that_runs_everything_leaves_tells_to_the_node_that_names_the_age
         assert await g.send("Cart/z", Pass(to="Cart/y", number=8))
         await wait(lambda: heard(b, "Cart/b1")[3:] == ["Cart/z 7"], 60)
         await wait(lambda: heard(g, "Cart/y") == ["Cart/z 8"], 60)
-        assert g.agents() == ["Cart/y", "Cart/z"]
+        # And so does what comes for it over the bus.
+        outsider = await Outsider(stage.broker).start("yard/local/agents/+/+/answers")
+        for address in ("Cart/b2", "Cart/w"):
+            fields = {"to": address, "number": 9}
+            await outsider.send(f"yard/local/agents/{address}/commands", cloud("Pass", fields, id=address))
+        assert g.agents() == ["Cart/w", "Cart/y", "Cart/z"]
+        assert [one.subject for one in outsider.events("answers")] == ["Cart/b2", "Cart/w"], "one answers each"
+        await outsider.bus.close()
         await stage.stop()
 
     stage.world.run(scene())

@@ -408,6 +408,8 @@ class Subscriber:
 
     async def _command(self, message: BusMessage) -> None:
         address = parse_topic(message.topic).name
+        if self._assignment.is_elsewhere(address):
+            return  # the node that names it hears it, too
         event = _read(message)
         try:
             _check_names(event, address)
@@ -441,6 +443,8 @@ class Subscriber:
     async def _query(self, message: BusMessage) -> None:
         """Answers with the durable state of an agent. Of several owners of shards, all hear it and one answers."""
         address, host = parse_topic(message.topic).name, self._host
+        if self._assignment.is_elsewhere(address):
+            return
         event = _read(message)
         if event.type != QUERY:
             raise UnknownTag(f"{event.type[:100]} is no query; ask with {QUERY}")
@@ -467,6 +471,8 @@ class Subscriber:
 
     async def _input(self, message: BusMessage) -> None:
         address = parse_topic(message.topic).name
+        if self._assignment.is_elsewhere(address):
+            return
         event = _read(message)
         # Several may send to one agent; each has numbers of its own.
         source = bus_source(f"{message.topic} {event.source}")
@@ -536,7 +542,8 @@ class Subscriber:
     def _device_listener(self, spec: DeviceEvent) -> Callable[[BusMessage], Awaitable[None]]:
         async def hear(message: BusMessage) -> None:
             places = _places(spec, message.topic)
-            if not self._assignment.runs(fill_address(spec.to, places)):
+            address = fill_address(spec.to, places)
+            if not self._assignment.runs(address) or self._assignment.is_elsewhere(address):
                 return
             to, observed = read_device_event(spec, places, message.payload)
             self._plan(to)
@@ -548,7 +555,8 @@ class Subscriber:
     def _device_taker(self, spec: DeviceCommands) -> Callable[[BusMessage], Awaitable[None]]:
         async def take(message: BusMessage) -> None:
             places = _places(spec, message.topic)
-            if not self._assignment.runs(fill_address(spec.to, places)):
+            address = fill_address(spec.to, places)
+            if not self._assignment.runs(address) or self._assignment.is_elsewhere(address):
                 return
             to, command_id, command = read_device_command(spec, places, message.payload)
             self._plan(to)
