@@ -57,7 +57,18 @@ class Board(st.Agent):
     tasks: st.Shared[st.ORSet[str]]
 
 
-warehouse = st.Fleet("warehouse", agents=[Cart, Board])
+class Dock(st.View):
+    to: st.Key[str]
+    drives: int = 0
+    last: str | None = None
+
+    @st.project
+    def driven(self, event: Driven, origin: st.Origin) -> None:
+        self.drives += 1
+        self.last = origin.agent
+
+
+warehouse = st.Fleet("warehouse", agents=[Cart, Board], views=[Dock])
 
 
 class Urls(dict[str, str]):

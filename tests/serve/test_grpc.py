@@ -77,6 +77,11 @@ async def test_typed_commands_events_and_states(tmp_path: Path) -> None:
         assert (await stub.call("GetAgent", agent="Cart/c01", as_json=True)).json.startswith('{"id":"c01"')
         for number in range(5):
             await stub.call("Send", agent=f"Cart/d{number}", drive={"to": "dock-2"})
+        after = [f"Cart/d4:{(await stub.call('GetAgent', agent='Cart/d4')).position}"]
+        docks = await stub.call(
+            "QueryView", view="Dock", where=["drives>=1"], order=["-drives"], after=after, within_s=50
+        )
+        assert [(row.dock.to, row.dock.drives) for row in docks.rows] == [("dock-2", 5), ("dock-1", 1)]
         page = await stub.call("ListAgents", kind="Cart", where=["at=dock-2"], limit=3)
         assert [one.cart.id for one in page.agents] == ["d0", "d1", "d2"]
         page = await stub.call("ListAgents", kind="Cart", where=["at=dock-2"], limit=3, cursor=page.next)

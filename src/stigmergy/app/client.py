@@ -63,7 +63,7 @@ from stigmergy.clients.client import (
     verdict_of,
 )
 from stigmergy.clients.remote import RemoteClient, Transport
-from stigmergy.control import protocol
+from stigmergy.control import protocol, replies
 from stigmergy.control.protocol import UnreadableReply
 from stigmergy.network.watching import HistoryClient, NodesWatching, TopicWatching
 from stigmergy.node.declaration import Declaration
@@ -305,6 +305,11 @@ class BusClient(Client):
         return await all_agents(
             lambda request: self._ask_workers(request, checked_s, "agents()", "ask again"), kind, where
         )
+
+    async def ask_view(self, request: protocol.ViewRequest) -> replies.ViewReply:
+        if self._workers is None:
+            raise ConfigError(f"view {request.view}: nobody on a bus can be asked for views; {OVER_HTTP}")
+        return await self._ask_workers(request, self._within_s, f"view {request.view}", "ask again")
 
     def members(self) -> list[Member]:
         return [self._members[node] for node in sorted(self._members)]

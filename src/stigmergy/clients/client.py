@@ -22,12 +22,15 @@ import msgspec
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.messages import Command, Event, is_number
+from stigmergy.agents.view import View, ViewPlan
 from stigmergy.base.errors import ConfigError, Malformed, NoAnswer, TooLarge, UnknownKind, UnknownTag
 from stigmergy.bus.presence import Member
-from stigmergy.control.protocol import AgentsRequest
-from stigmergy.control.replies import AgentsReply
+from stigmergy.control.protocol import AgentsRequest, ViewRequest
+from stigmergy.control.replies import AgentsReply, ViewReply
 from stigmergy.node.watching import Heard, Watching
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
+from stigmergy.views.port import RowSelection, check_selection
+from stigmergy.views.query import ViewPage, ViewQuery
 
 WITHIN_S = 10.0
 """So long a call waits unless it is told otherwise."""
@@ -38,6 +41,7 @@ ANY_TOPIC = "+/+/#"
 PAGE_COUNT = 1_000
 """So many agents are asked for at a time."""
 AgentT = TypeVar("AgentT", bound=Agent)
+ViewT = TypeVar("ViewT", bound=View)
 
 
 class Client(abc.ABC):
@@ -136,10 +140,70 @@ class Client(abc.ABC):
         """The addresses of all agents that are on disk, sorted; of one kind, if given, and of those only that fit all
         conditions on fields of their states: `where=["battery<20"]`. A bus cannot be asked for this; workers can."""
 
+    def view(self, view: type[ViewT]) -> ViewQuery[ViewT]:
+        """A question to a read model, as `live.view` asks it: `await far.view(ZoneLoad).where(zone="7").all()`. A bus
+        cannot be asked for this."""
+        return RemoteViewQuery(view, RemoteViews(self.ask_view))
+
+    @abc.abstractmethod
+    async def ask_view(self, request: ViewRequest) -> ViewReply:
+        """A page of the rows of a view, as the control protocol has it: for views whose class is not at hand."""
+
     @abc.abstractmethod
     def members(self) -> list[Member]:
         """The nodes that say they are there, by name; on NATS those that were heard since this client was opened; none
         over HTTP and gRPC."""
+
+
+class RemoteViews:
+    """Whoever has the rows of views, elsewhere."""
+
+    def __init__(self, ask: Callable[[ViewRequest], Awaitable[ViewReply]]) -> None:
+        self.ask = ask
+
+    def position_name(self, address: str) -> str:
+        """The server knows the shard of an agent."""
+        return address
+
+    async def page(self, plan: ViewPlan, wanted: RowSelection, after: Mapping[str, int], within_s: float) -> ViewPage:
+        """Rows are asked for as texts, by RemoteViewQuery."""
+        raise NotImplementedError
+
+
+class RemoteViewQuery(ViewQuery[ViewT]):
+    """A question to a view that another process has."""
+
+    _views: RemoteViews
+
+    async def page(self, cursor: str = "") -> tuple[list[ViewT], str]:
+        check_selection(self._plan, self._where, self._order, self._limit)
+        reply = await self._views.ask(
+            ViewRequest(
+                view=self._plan.name,
+                where=[f"{one.field}{one.op}{_text_of(one.value)}" for one in self._where],
+                order=[f"{'-' * descending}{name}" for name, descending in self._order],
+                limit=self._limit,
+                cursor=cursor,
+                after=[f"{name}:{position}" for name, position in self._after.items()],
+                within_s=self._within_s,
+            )
+        )
+        try:
+            rows = [msgspec.json.decode(msgspec.json.encode(row), type=self._view) for row in reply.rows]
+        except msgspec.MsgspecError as error:
+            raise Malformed(f"a row is no {self._plan.name} of this program ({error}); update one of them") from None
+        return rows, reply.next or ""
+
+    def _with(self, **changed: Any) -> ViewQuery[ViewT]:
+        copy: RemoteViewQuery[ViewT] = RemoteViewQuery(self._view, self._views)
+        vars(copy).update({**vars(self), **changed})
+        return copy
+
+
+def _text_of(value: Any) -> str:
+    """A value as `read_value` reads it."""
+    plain = msgspec.to_builtins(value)
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
 
 
 def checked_within(within_s: float) -> float:

@@ -90,6 +90,13 @@ class GrpcTransport:
                 )
             case protocol.AgentsRequest():
                 found = await self._list(request)
+            case protocol.ViewRequest():
+                given = {name: getattr(request, name) for name in request.__struct_fields__ if name != "v"}
+                reply = await self._call(
+                    "QueryView", self._classes["QueryViewRequest"](**given, as_json=True), "QueryViewReply"
+                )
+                rows = [msgspec.json.decode(row.json) for row in reply.rows]
+                found = replies.ViewReply(request.view, rows, reply.next or None, {})
             case _:
                 raise ConfigError(f"the gRPC service has no {type(request).__name__}")
         return found  # type: ignore[no-any-return]

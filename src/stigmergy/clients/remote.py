@@ -36,7 +36,7 @@ from stigmergy.clients.client import (
     typed_state,
     verdict_of,
 )
-from stigmergy.control import protocol
+from stigmergy.control import protocol, replies
 from stigmergy.node.intake import check_address, written
 from stigmergy.shard.homes import is_address
 from stigmergy.shard.inputs import Refused, Verdict
@@ -65,6 +65,8 @@ KINDS: dict[str, type[StigmergyError]] = {
     "not-running": NotRunning,
     "journal-full": errors.JournalFull,
     "log-cut": errors.LogCut,
+    "view-behind": errors.ViewBehind,
+    "view-failed": errors.ViewFailed,
     "in-doubt": NoAnswer,
     "no-token": errors.TrustError,
     "forbidden": errors.TrustError,
@@ -248,6 +250,9 @@ class RemoteClient(Client):
         watching = RemoteWatching(self._transport, wanted, event, self._within_s)
         self._watching.append(watching)
         return watching
+
+    async def ask_view(self, request: protocol.ViewRequest) -> replies.ViewReply:
+        return await self._ask(request, None, f"view {request.view}", "ask again")
 
     def members(self) -> list[Member]:
         return []

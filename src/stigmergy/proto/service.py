@@ -19,7 +19,20 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.node.declaration import Declaration
 from stigmergy.proto.descriptors import Method, describe, message_classes, write_proto
 from stigmergy.proto.numbers import FORMAT, FieldNumbers, describe_changes, read_numbers, settle
-from stigmergy.proto.shapes import BOOL, TEXT, Field, Form, Kind, Scalar, Shape, ShapeBook, Style, Timestamp, snake
+from stigmergy.proto.shapes import (
+    BOOL,
+    FLOAT,
+    TEXT,
+    Field,
+    Form,
+    Kind,
+    Scalar,
+    Shape,
+    ShapeBook,
+    Style,
+    Timestamp,
+    snake,
+)
 
 SERVICE = "Fleet"
 FIRST_NUMBER = 16
@@ -29,6 +42,7 @@ METHODS = (
     Method("Observe", "ObserveRequest", "ObserveReply", "Tells an agent what was observed."),
     Method("GetAgent", "GetAgentRequest", "GetAgentReply", "An agent's durable state, now or in the past."),
     Method("ListAgents", "ListAgentsRequest", "ListAgentsReply", "A page of agents with their states, by address."),
+    Method("QueryView", "QueryViewRequest", "QueryViewReply", "A page of the rows of a view."),
     Method("Watch", "WatchRequest", "WatchReply", "Events as they become durable.", streams=True),
 )
 ABOUT = """\
@@ -38,53 +52,47 @@ The field numbers are kept in {numbers}, which belongs into version control."""
 
 def service_shapes() -> dict[str, Shape]:
     """The messages of the service, without the types of any fleet."""
-    json = Shape("Json", Style.STRUCT, "A message by its name or tag, with its fields as a JSON object.")
-    agent = _choosing("GetAgentReply", "state", "`known`: it had an input. `stopped`: why it is stopped.")
+    json = _plain("Json", "A message by its name or tag, with its fields as a JSON object.", name=TEXT, fields=TEXT)
+    about = "The same command_id again gets the same answer and does nothing."
+    send = _choosing("SendRequest", "command", about, agent=TEXT, command_id=TEXT, _json=json)
+    observe = _choosing("ObserveRequest", "event", agent=TEXT, _json=json)
+    about = "`known`: it had an input. `stopped`: why it is stopped."
+    where = {"shard": UINT32, "position": UINT64}
+    agent: dict[str, Kind] = {"agent": TEXT, "known": BOOL, **where, "time": Timestamp(), "stopped": TEXT}
+    state = _choosing("GetAgentReply", "state", about, **agent, _json=TEXT)
+    about = "`after` goes on behind it. A reply without an agent has no event."
+    event: dict[str, Kind] = {"after": TEXT, "agent": TEXT, "type": TEXT, "time": Timestamp(), **where, "index": UINT32}
+    watched = _choosing("WatchReply", "event", about, **event, _json=json)
+    row = _choosing("ViewRow", "row", _json=TEXT)
     made = (
-        _shape(json, name=TEXT, fields=TEXT),
-        _shape(
-            _choosing("SendRequest", "command", "The same command_id again gets the same answer and does nothing."),
-            agent=TEXT,
-            command_id=TEXT,
-            _json=json,
+        json,
+        send,
+        _plain("SendReply", "Accepted; a refusal is FAILED_PRECONDITION.", position=UINT64),
+        observe,
+        _plain("ObserveReply", "It is kept as its type promises."),
+        _plain(
+            "GetAgentRequest", "`at` is a position or a time: 2026-11-15T08:00:00Z.", agent=TEXT, at=TEXT, as_json=BOOL
         ),
-        _shape(
-            Shape("SendReply", Style.STRUCT, "Accepted; a refusal is the status FAILED_PRECONDITION."), position=UINT64
-        ),
-        _shape(_choosing("ObserveRequest", "event"), agent=TEXT, _json=json),
-        _shape(Shape("ObserveReply", Style.STRUCT, "It is kept as its type promises.")),
-        _shape(
-            Shape("GetAgentRequest", Style.STRUCT, "`at` is a position or a time, such as 2026-11-15T08:00:00Z."),
-            agent=TEXT,
-            at=TEXT,
-            as_json=BOOL,
-        ),
-        _shape(
-            agent,
-            agent=TEXT,
-            known=BOOL,
-            shard=UINT32,
-            position=UINT64,
-            time=Timestamp(),
-            stopped=TEXT,
-            _json=TEXT,
-        ),
-        _shape(
-            Shape("ListAgentsRequest", Style.STRUCT, "`where` has conditions on fields of the state: battery<20."),
+        state,
+        _plain(
+            "ListAgentsRequest",
+            "`where` has conditions on fields of the state: battery<20.",
             kind=TEXT,
             where=[TEXT],
             limit=UINT32,
             cursor=TEXT,
             as_json=BOOL,
         ),
-        _shape(
-            Shape("ListAgentsReply", Style.STRUCT, "`next` is the next cursor. `missing`: shards without an answer."),
-            agents=[agent],
+        _plain(
+            "ListAgentsReply",
+            "`next` is the next cursor. `missing`: shards without an answer.",
+            agents=[state],
             next=TEXT,
             missing=[TEXT],
         ),
-        _shape(
-            Shape("WatchRequest", Style.STRUCT, "Begins now, behind the `after` of an earlier reply, or at a time."),
+        _plain(
+            "WatchRequest",
+            "Begins now, behind the `after` of an earlier reply, or at a time.",
             kinds=[TEXT],
             types=[TEXT],
             agents=[TEXT],
@@ -92,33 +100,39 @@ def service_shapes() -> dict[str, Shape]:
             since=Timestamp(),
             as_json=BOOL,
         ),
-        _shape(
-            _choosing("WatchReply", "event", "`after` goes on behind it. A reply without an agent has no event."),
-            after=TEXT,
-            agent=TEXT,
-            type=TEXT,
-            time=Timestamp(),
-            shard=UINT32,
-            position=UINT64,
-            index=UINT32,
-            _json=json,
+        watched,
+        _plain(
+            "QueryViewRequest",
+            "`after` has positions to wait for, such as Drone/D-17:41.",
+            view=TEXT,
+            where=[TEXT],
+            order=[TEXT],
+            limit=UINT32,
+            cursor=TEXT,
+            after=[TEXT],
+            within_s=FLOAT,
+            as_json=BOOL,
         ),
+        row,
+        _plain("QueryViewReply", "`next` is the next cursor.", rows=[row], next=TEXT),
     )
     return {shape.name: shape for shape in made}
 
 
-def _choosing(name: str, oneof: str, about: str = "") -> Shape:
-    """A message that has one of the fleet's types."""
+def _plain(name: str, about: str, /, **fields: Kind | Sequence[Kind]) -> Shape:
+    """A message whose fields have the numbers from 1 on, in order; a list is repeated, `_name` is one of several."""
     shape = Shape(name, Style.STRUCT, about)
-    shape.first_number, shape.oneof = FIRST_NUMBER, oneof
+    for number, (called, kind) in enumerate(fields.items(), start=1):
+        form = Form.MEMBER if called.startswith("_") else Form.PLAIN if isinstance(kind, Kind) else Form.MANY
+        one = kind if isinstance(kind, Kind) else kind[0]
+        shape.fields.append(Field(name=called.lstrip("_"), kind=one, form=form, number=number))
     return shape
 
 
-def _shape(shape: Shape, **fields: Kind | list[Kind]) -> Shape:
-    for number, (name, kind) in enumerate(fields.items(), start=1):
-        form = Form.MEMBER if name.startswith("_") else Form.MANY if isinstance(kind, list) else Form.PLAIN
-        one = kind[0] if isinstance(kind, list) else kind
-        shape.fields.append(Field(name=name.lstrip("_"), kind=one, form=form, number=number))
+def _choosing(name: str, oneof: str, about: str = "", /, **fields: Kind | Sequence[Kind]) -> Shape:
+    """A message that has one of the fleet's types."""
+    shape = _plain(name, about, **fields)
+    shape.first_number, shape.oneof = FIRST_NUMBER, oneof
     return shape
 
 
@@ -149,11 +163,17 @@ class FleetProto:
         self.states: dict[str, Field] = {}
         """The fields of GetAgentReply by kind."""
         for plan in plans:
-            shape = self.book.state(plan.cls, f"{plan.kind}State")
-            field = Field(name=snake(plan.kind), kind=shape, form=Form.MEMBER)
-            self.states[plan.kind] = field
-            self.book.shapes["GetAgentReply"].fields.append(field)
+            self.states[plan.kind] = self._read_only("GetAgentReply", plan.kind, plan.cls, f"{plan.kind}State")
+        self.rows: dict[str, Field] = {}
+        """The fields of ViewRow by view."""
+        for view in fleet.views:
+            self.rows[view.__name__] = self._read_only("ViewRow", view.__name__, view, f"{view.__name__}Row")
         self.numbers = settle(self.book, fleet.name, kept, reserve)
+
+    def _read_only(self, owner: str, called: str, cls: type, name: str) -> Field:
+        field = Field(name=snake(called), kind=self.book.state(cls, name), form=Form.MEMBER)
+        self.book.shapes[owner].fields.append(field)
+        return field
 
     def _members(self, owner: str, messages: Sequence[type[Message]]) -> dict[str, tuple[str, Field]]:
         found: dict[str, tuple[str, Field]] = {}

@@ -25,6 +25,7 @@ from msgspec import NODEFAULT, Struct
 from msgspec import inspect as types
 
 from stigmergy.agents.messages import Blob
+from stigmergy.agents.view import HIDDEN, View
 from stigmergy.base.errors import DefinitionError, Malformed
 
 TIMESTAMP = "google.protobuf.Timestamp"
@@ -406,7 +407,7 @@ class ShapeBook:
         return shape
 
     def message(self, cls: type, name: str) -> Shape:
-        """The message for a command, an event or a row. Raises DefinitionError for what has no mapping."""
+        """The message for a command or an event. Raises DefinitionError for what has no mapping."""
         shape = self._of.get(cls)
         if shape is None:
             try:
@@ -417,7 +418,7 @@ class ShapeBook:
         return shape
 
     def state(self, cls: type, name: str) -> Shape:
-        """The message for a state; what has no mapping is a Value there."""
+        """The message for a state or a row; what has no mapping is a Value there."""
         self._read_only = True
         try:
             return self.message(cls, name)
@@ -440,6 +441,8 @@ class ShapeBook:
         self.add(shape)
         self._of[cls] = shape
         for field in info.fields:
+            if field.name == HIDDEN and isinstance(cls, type) and issubclass(cls, View):
+                continue  # not a column
             try:
                 shape.fields.append(self._field(name, field, positional=positional))
             except Unmapped as error:
@@ -470,7 +473,7 @@ class ShapeBook:
         kind = made.kind if isinstance(made, Field) else made
         form = made.form if isinstance(made, Field) else Form.ONE
         map_key = made.map_key if isinstance(made, Field) else TEXT
-        required = form is Form.ONE and (positional or (field.required and not nothing))
+        required = form is Form.ONE and not self._read_only and (positional or (field.required and not nothing))
         return Field(
             name=name, key=field.encode_name, kind=kind, form=form, map_key=map_key, required=required, nothing=nothing
         )

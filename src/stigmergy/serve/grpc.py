@@ -34,6 +34,7 @@ from stigmergy.serve.problems import RefusedCommand, problem_of
 from stigmergy.serve.streams import HEARTBEAT_S, LOOK_S, SEND_S_MAX, STREAMS_MAX
 from stigmergy.serve.tokens import OBSERVE, READ, Caller
 from stigmergy.shard.homes import is_address
+from stigmergy.views.query import WITHIN_S
 
 try:
     import grpc
@@ -97,6 +98,7 @@ class FleetService:
             "Observe": self._observe,
             "GetAgent": self._get_agent,
             "ListAgents": self._list_agents,
+            "QueryView": self._query_view,
         }
         made = {}
         for method in METHODS:
@@ -184,6 +186,27 @@ class FleetService:
         for one in page.agents:
             listed = reply.agents.add(agent=one.agent, known=True, shard=one.shard, stopped=one.stopped or "")
             self._put_state(listed, one.agent, one.state, as_json=request.as_json)
+        return reply
+
+    async def _query_view(self, request: Any, context: Any) -> Any:
+        self._admit(context, READ)
+        asked = protocol.ViewRequest(
+            view=request.view,
+            where=list(request.where),
+            order=list(request.order),
+            limit=request.limit or PAGE_COUNT,
+            cursor=request.cursor,
+            after=list(request.after),
+            within_s=request.within_s or WITHIN_S,
+        )
+        page = await self._asker.ask(asked)
+        reply = self._classes["QueryViewReply"](next=page.next or "")
+        field = None if request.as_json else self._proto.rows.get(page.view)
+        for row in page.rows:
+            if field is None:
+                reply.rows.add(json=msgspec.json.encode(row).decode())
+            else:
+                field.put_into(reply.rows.add(), row)
         return reply
 
     # ------------------------------------------------------------------ streams

@@ -58,6 +58,8 @@ STATUSES: dict[type[StigmergyError], tuple[int, str, str]] = {
     errors.NoAnswer: (504, "in-doubt", "Whether it was done is not known"),
     errors.JournalUnknown: (504, "in-doubt", "Whether it was done is not known"),
     errors.LinkDown: (504, "in-doubt", "Whether it was done is not known"),
+    errors.ViewBehind: (503, "view-behind", "The view has not read so far yet"),
+    errors.ViewFailed: (503, "view-failed", "The view has stopped"),
     errors.ConfigError: (400, "bad-request", "The request is wrong"),
     errors.BlobMissing: (404, "no-such-blob", "The store has no such blob"),
     errors.StoreFull: (507, "store-full", "The store of blobs is full"),
