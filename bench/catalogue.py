@@ -51,6 +51,7 @@ BENCHMARKS = {
     "growth": Listed("growth", "cost per event with the fleet's size and the log's length"),
     "shared": Listed("shared", "what shared state costs: writes, deltas, bytes, stores"),
     "nats": Listed("nats.whole", "a fleet on NATS next to the raw engine, and what it does when something dies"),
+    "serve": Listed("serve", "commands and events over HTTP next to the same in process; views"),
     "sim": Listed("simulated", "how fast fleets are simulated"),
     "all": Listed("whole", "everything, one after the other"),
 }

@@ -26,7 +26,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "benchmark",
         metavar="NAME",
         nargs="?",
-        help="interpreted, compiled, edge, alternatives, growth, shared, nats, sim, all",
+        help="interpreted, compiled, edge, alternatives, growth, shared, nats, serve, sim, all",
     )
     parser.add_argument("rest", metavar="OPTION", nargs=argparse.REMAINDER, help="options of that benchmark")
     parser.set_defaults(run=run)
