@@ -253,3 +253,43 @@ async def test_an_archive_keeps_what_was_ever_referred_to(tmp_path: Path) -> Non
 def test_who_names_the_same_servers_means_the_same_bucket(named: str, url: str) -> None:
     """Else the command line makes a bucket with one replica, which workers refuse."""
     assert blobs_url(named, "sqlite:fleet.db") == url
+
+
+class Stumble(Command):
+    photo: Blob
+
+
+class Clumsy(Agent):
+    steps: int = 0
+
+    @decide
+    def stumble(self, command: Stumble) -> Events:
+        if command.photo.size_bytes:
+            raise RuntimeError("a bug of the handler")
+        yield PhotoTaken(photo=command.photo)
+
+    @decide
+    def look(self, command: Look) -> Events:
+        yield PhotoTaken(photo=command.photo)
+
+    @evolve
+    def taken(self, event: PhotoTaken) -> None:
+        self.steps += 1
+
+
+async def test_a_dead_letter_keeps_its_blob(tmp_path: Path) -> None:
+    """Its input may be given to the agent again, long after its commit was dropped."""
+    fleet = Fleet("eyes", agents=[Clumsy])
+    async with fleet.running(journal=f"sqlite:{tmp_path / 'eyes.db'}", settings=SOON) as live:
+        failed, other = await put_in_time(live, b"failed"), await put_in_time(live, b"other")
+        await live.send("Clumsy/c", Stumble(photo=failed))
+        (letter,) = live.dead_letters()
+        async with asyncio.timeout(WITHIN_S):
+            for number in range(2):
+                unreferenced = await put_in_time(live, b"unreferenced %d" % number)
+                while await live.blobs.has(unreferenced):
+                    await live.send("Clumsy/d", Look(photo=other))
+                    await asyncio.sleep(0.01)
+        assert live.standing().counters["commits_dropped"]
+        assert live.dead_letters() == [letter]
+        assert await live.fetch(failed) == b"failed"
