@@ -1,12 +1,15 @@
 """The store on S3: the contract, signatures, and what goes wrong, on moto's server, which checks signatures."""
 
 import asyncio
+import ssl
 import urllib.parse
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
@@ -152,7 +155,7 @@ async def test_a_cut_in_the_middle_of_a_transfer(server: S3Server, place: str) -
     await proxy.close()
 
 
-async def answering(status: str, body: str) -> tuple[asyncio.Server, str]:
+async def answering(status: str, body: str, tls: ssl.SSLContext | None = None) -> tuple[asyncio.Server, str]:
     """A server that says this to everything, and the URL of a store there."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -162,9 +165,10 @@ async def answering(status: str, body: str) -> tuple[asyncio.Server, str]:
             await writer.drain()
         writer.close()
 
-    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls)
     port = listening.sockets[0].getsockname()[1]
-    return listening, f"s3://i:s@b?endpoint=http://127.0.0.1:{port}&region=x"
+    scheme = "http" if tls is None else "https"
+    return listening, f"s3://i:s@b?endpoint={scheme}://127.0.0.1:{port}&region=x"
 
 
 @pytest.mark.parametrize(
@@ -195,3 +199,20 @@ async def test_what_servers_say_in_trouble(
     gone = await (await open_store(url, CLOCK)).objects("b")
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         await gone.delete("a", 1)
+
+
+async def test_a_server_is_trusted_by_its_certificate(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    page = "<ListBucketResult><Contents><Key>b/one/00000000000000000001</Key></Contents></ListBucketResult>"
+    listening, url = await answering("200 OK", page, context)
+    store = await open_store(f"{url}&ca={tmp_path / 'ca.pem'}", CLOCK)
+    assert await (await store.objects("b")).names() == ["one"]
+    await store.close()
+    with pytest.raises(ConfigError, match="not trusted"):
+        await (await (await open_store(url, CLOCK)).objects("b")).names()
+    with pytest.raises(ConfigError, match="certificates"):
+        await open_store(f"{url}&ca={tmp_path / 'none.pem'}", CLOCK)
+    listening.close()
