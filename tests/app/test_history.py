@@ -358,21 +358,21 @@ class Ticker(Agent):
         yield WakeMe("next", after_s=0.002)
 
 
-fleet = Fleet("clock", agents=[Ticker])
+fleet = Fleet("clock", agents=[Ticker], shards=2)
 """
 
 
 class Process:
-    """A node as a program of its own, which can be killed."""
+    """A node, or a worker, as a program of its own, which can be killed."""
 
-    def __init__(self, folder: Path, bus: str) -> None:
-        self._folder, self._bus = folder, bus
-        folder.mkdir(exist_ok=True)
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._folder, self._arguments = folder, arguments
         (folder / "clock.py").write_text(TICKING, encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "stigmergy", "run", "clock:fleet", "--bus", self._bus, "--node", "a"]
+        what, *options = self._arguments
+        command = [sys.executable, "-m", "stigmergy", what, "clock:fleet", *options]
         self._process = subprocess.Popen(
             command, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -394,7 +394,7 @@ async def test_nothing_is_missed_or_repeated_under_kills_cuts_and_restarts(mosqu
     ours, theirs = LinkProxy(port), LinkProxy(port)
     url, process = (
         f"mqtt://127.0.0.1:{await ours.start()}",
-        Process(tmp_path, f"mqtt://127.0.0.1:{await theirs.start()}"),
+        Process(tmp_path, "run", "--bus", f"mqtt://127.0.0.1:{await theirs.start()}", "--node", "a"),
     )
     process.start()
     heard: list[int] = []
@@ -419,3 +419,28 @@ async def test_nothing_is_missed_or_repeated_under_kills_cuts_and_restarts(mosqu
         process.kill()
         await ours.close()
         await theirs.close()
+
+
+async def test_shards_that_move_when_a_worker_is_killed_are_watched_on(tmp_path: Path) -> None:
+    with start_single(tmp_path / "nats") as server:
+        options = ("worker", "--nats", server.url, "--bus", server.url, "--key", "key", "--name")
+        workers = [Process(tmp_path, *options, name) for name in ("v", "w")]
+        workers[0].start()
+        heard: dict[str, list[int]] = {}
+        try:
+            await until((tmp_path / "key").exists)
+            workers[1].start()
+            async with stigmergy.connect(server.url, fleet="clock", within_s=WAIT_S_MAX) as far:
+                for number in range(4):
+                    assert await far.send(f"Ticker/t{number}", "Start", {})
+                watching = far.watch("Ticker/+/tick", after="start")
+                for worker in (*workers, None):
+                    for one in await take(watching, 200):
+                        heard.setdefault(one.agent, []).append(one.event["n"])
+                    if worker is not None:
+                        worker.restart()
+            assert sum(map(len, heard.values())) == 600
+            assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in heard.values()), heard
+        finally:
+            for worker in workers:
+                worker.kill()

@@ -3,9 +3,12 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 import stigmergy
 from stigmergy.agents.codec import encode
 from stigmergy.agents.messages import Event
+from stigmergy.base.errors import JournalUnknown
 from stigmergy.base.system import SystemEntropy
 from stigmergy.bus.history import (
     HistoryReply,
@@ -18,6 +21,7 @@ from stigmergy.bus.history import (
 )
 from stigmergy.bus.memory import open_bus
 from stigmergy.bus.port import BusMessage
+from stigmergy.network import watching as watching_module
 
 WAIT_S_MAX = 240.0
 
@@ -55,5 +59,32 @@ async def test_only_the_reply_to_the_last_request_counts(tmp_path: Path) -> None
         watching = far.watch("Meter/+/count", after="start")
         async with asyncio.timeout(WAIT_S_MAX):
             assert [(await anext(watching)).event["n"] for _ in range(40)] == list(range(1, 41))
+        await watching.aclose()
+    await bus.close()
+
+
+async def test_a_node_that_refuses_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: a node whose disk failed was not asked any more after its restart."""
+    monkeypatch.setattr(watching_module, "REFUSED_PAUSE_S", 0.01)
+    url = f"memory:{tmp_path.name}"
+    bus = open_bus(url, "node", SystemEntropy())
+    refusals = ["JournalUnknown", "JournalUnknown", "ConfigError"]
+
+    async def answer(message: BusMessage) -> None:
+        request = read_frame(message.payload, HistoryRequest)
+        at = request.after.get(0, LogPosition(7, 0))
+        reply = HistoryReply(request.watch, request.number, portion(at.position + 1))
+        if request.number and refusals:
+            reply = HistoryReply(request.watch, request.number, error="the disk has failed", kind=refusals.pop(0))
+        await bus.publish(BusMessage(f"hall/local/nodes/a/published/{request.client}", write_frame(reply)))
+
+    await bus.subscribe("hall/local/nodes/+/history", answer)
+    await bus.open()
+    async with stigmergy.connect(url, fleet="hall", within_s=WAIT_S_MAX) as far:
+        watching = far.watch("Meter/+/count", after="start")
+        async with asyncio.timeout(WAIT_S_MAX):
+            with pytest.raises(JournalUnknown, match="node 'a': the disk has failed"):
+                await anext(watching)
+            assert [(await anext(watching)).event["n"] for _ in range(4)] == [1, 2, 3, 4], "said once"
         await watching.aclose()
     await bus.close()

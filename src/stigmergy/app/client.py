@@ -43,7 +43,6 @@ from stigmergy.base.errors import (
 )
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, data_of, read_event, write_structured
-from stigmergy.bus.history import read_topics
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import MEMBERS_COUNT_MAX, Member, locate, may_run, read_presence
 from stigmergy.bus.replies import ANSWER, QUERY, REFUSAL, STATE
@@ -68,7 +67,7 @@ from stigmergy.control.protocol import UnreadableReply
 from stigmergy.network.watching import HistoryClient, NodesWatching, TopicWatching
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.intake import check_address, written
-from stigmergy.node.watching import read_start
+from stigmergy.node.watching import read_start, read_watched
 from stigmergy.shard.inputs import Refused, Verdict
 
 AGAIN_S = 1.0
@@ -275,14 +274,9 @@ class BusClient(Client):
         NoAnswer is raised if none answers in time. What retention has dropped is said: LogCut is raised once, or,
         without `after`, the node is in `truncated`.
         """
-        if isinstance(kind, type) and issubclass(kind, Agent):
-            agent, kind = agent or f"{kind.__agent_kind__}/+", None
-        if agent is not None and topic != ANY_TOPIC:
-            raise ConfigError(f"watch({topic!r}): the topic names the agent already; leave agent= and the class out")
-        topic = topic if agent is None else f"{agent}/#"
         if self._bus is None:
             raise NotRunning("the client is not open; use it inside async with")
-        topics, start = read_topics(topic), read_start(after, since, latest)
+        (topics, kind), start = read_watched(topic, kind, agent), read_start(after, since, latest)
         if start is None:
             watching: TopicWatching | NodesWatching = TopicWatching(
                 self._bus, f"{self._topics.root}/{AGENTS}/{_with_channel(topics)}", kind, self._check_heard

@@ -27,7 +27,7 @@ from stigmergy.base.errors import ConfigError, Malformed, NoAnswer, TooLarge, Un
 from stigmergy.bus.presence import Member
 from stigmergy.control.protocol import AgentsRequest, ViewRequest
 from stigmergy.control.replies import AgentsReply, ViewReply
-from stigmergy.node.watching import Heard, Watching
+from stigmergy.node.watching import ANY_TOPIC, Heard, Watching
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
 from stigmergy.views.port import RowSelection, check_selection
 from stigmergy.views.query import ViewPage, ViewQuery
@@ -37,7 +37,6 @@ WITHIN_S = 10.0
 WITHIN_S_MAX = 3600.0
 REFUSED = (Malformed, UnknownTag, UnknownKind, TooLarge)
 """What a node says of a command that no agent can take, instead of a verdict."""
-ANY_TOPIC = "+/+/#"
 PAGE_COUNT = 1_000
 """So many agents are asked for at a time."""
 AgentT = TypeVar("AgentT", bound=Agent)

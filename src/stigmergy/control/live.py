@@ -27,7 +27,6 @@ from stigmergy.audit.copier import CopyStanding
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, NoAnswer, StigmergyError, TrustError, UnknownKind
-from stigmergy.bus.history import read_topics
 from stigmergy.bus.presence import Member
 from stigmergy.journal.signers import check_enrolment, check_revocation
 from stigmergy.network.bus_link import BusLink, LinkStatus
@@ -39,7 +38,7 @@ from stigmergy.node.column_roster import Roster
 from stigmergy.node.device_tasks import Devices, DeviceStatus
 from stigmergy.node.host import Host
 from stigmergy.node.intake import check_address
-from stigmergy.node.watching import LocalWatching, Watching, read_start
+from stigmergy.node.watching import ANY_TOPIC, LocalWatching, Watching, read_start, read_watched
 from stigmergy.shard.batches import is_batch
 from stigmergy.shard.commit import Head
 from stigmergy.shard.inputs import (
@@ -231,9 +230,10 @@ class Live:
 
     def watch(
         self,
-        topic: str = "+/+/#",
+        topic: str = ANY_TOPIC,
         *,
-        kind: type[Event] | None = None,
+        kind: type[Event] | type[Agent] | None = None,
+        agent: str | None = None,
         after: str | None = None,
         since: datetime | str | None = None,
         latest: bool = False,
@@ -241,13 +241,14 @@ class Live:
         """What the agents of this node publish, read from its log: `async for heard in live.watch("Cart/+/place")`.
 
         A topic is the agent's kind, its name and what it calls the topic, `+` for any of them, `#` for all that
-        follow. With `kind`, an event class, only its events, made from it. It begins now; or behind `after`, a
-        `heard.after`; or with what was published `since` a time; or with the `latest` event of each topic. Nothing
-        is missed or repeated. What retention has dropped is said: LogCut is raised once, or, without `after`, the node
-        is in `truncated`.
+        follow. With `kind`, an event class, only its events, made from it; or an agent class, or `agent`, an address.
+        It begins now; or behind `after`, that of an event, or "start"; or with what was published `since` a time; or
+        with the `latest` event of each topic. Nothing is missed or repeated. What retention has dropped is said: LogCut
+        is raised once, or, without `after`, the node is in `truncated`.
         """
         node = "" if self.link is None else self.link.node
-        return LocalWatching(self._host, node, read_topics(topic), kind, read_start(after, since, latest))
+        topics, event = read_watched(topic, kind, agent)
+        return LocalWatching(self._host, node, topics, event, read_start(after, since, latest))
 
     def agents(self, kind: str | type[Agent] | None = None) -> list[str]:
         """The addresses of all agents that are on disk, sorted; of one kind, if given."""

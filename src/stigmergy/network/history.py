@@ -21,7 +21,7 @@ from stigmergy.bus.topics import EVERY_NODE, Channel, Topics, check_level_name
 from stigmergy.node.history import HistoryReader
 from stigmergy.node.host import Host
 
-WATCHES_MAX = 64
+WATCHES_MAX = 256
 """Watches that a node answers at the same time; one more is refused until another one has ended."""
 IDLE_S_MAX = 60.0
 """A watch that asks nothing for so long is forgotten."""

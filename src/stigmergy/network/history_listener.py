@@ -175,6 +175,7 @@ class HistoryListener:
         while not is_put:
             try:
                 taken = self._host.intake.take_numbered(stream, one.sequence, to, body, missing=False)
+                taken.add_done_callback(_look_at)
                 listening.taken.append(taken)
                 is_put = True
             except Overloaded:
@@ -211,6 +212,12 @@ class HistoryListener:
         if isinstance(history, str):
             return WatchPosition(at, latest=history == "latest")
         return WatchPosition(at, since_ns=max(0, self._host.clock.wall_ns() - int(history * SECOND_NS)))
+
+
+def _look_at(done: asyncio.Future[None]) -> None:
+    """What ends the host is not for the listener to report."""
+    if not done.cancelled():
+        done.exception()
 
 
 async def _no_check() -> None:

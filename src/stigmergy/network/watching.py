@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.agents.messages import Event, spec_of
-from stigmergy.base.errors import LinkDown, NoAnswer, NotRunning, Overloaded, StigmergyError, error_named
+from stigmergy.base.errors import LinkDown, NoAnswer, StigmergyError, error_named
 from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.cloudevents import body_of, read_event
 from stigmergy.bus.history import (
@@ -40,9 +40,8 @@ FIND_LATER_S = 30.0
 """And then, for nodes that do not announce themselves here."""
 PAUSE_S = 0.1
 REFUSED_PAUSE_S = 5.0
-"""A node that refused for the moment is asked again after so long."""
+"""A node that has refused is asked again after so long."""
 NODES_MAX = 4_096
-FOR_THE_MOMENT = (Overloaded, NotRunning)
 
 
 class TopicWatching(Watching):
@@ -172,6 +171,8 @@ class _Node(Struct, eq=False):
     number: int = 0
     reply: asyncio.Future[HistoryReply | None] | None = None
     task: asyncio.Task[None] | None = None
+    refusal: str = ""
+    """What it has said instead of an answer; raised once."""
     is_silent: bool = True
     """Whether it has not answered the last request in time, or none yet."""
 
@@ -280,7 +281,7 @@ class NodesWatching(LogWatching):
             await asyncio.sleep(FIND_LATER_S if self._reached.is_set() else FIND_S)
 
     async def _follow(self, name: str, node: _Node) -> None:
-        """Asks one node, again and again. What does not end by itself is raised where the next event is waited for."""
+        """Asks one node, again and again. What it refuses with is raised where the next event is waited for."""
         while True:
             try:
                 reply = await self._ask(name, node)
@@ -291,13 +292,14 @@ class NodesWatching(LogWatching):
                 if reply.error:
                     raise error_named(reply.kind, f"node {name!r}: {reply.error}")
             except StigmergyError as error:
-                if len(self._held) < HELD_MAX:
+                # Raised once; the node may answer again after a restart, or when others have left.
+                if str(error) != node.refusal:
+                    node.refusal = str(error)
                     self._held.append(error)
                     self._some.set()
-                if not isinstance(error, FOR_THE_MOMENT):
-                    return
                 await asyncio.sleep(REFUSED_PAUSE_S)
                 continue
+            node.refusal = ""
             self._hold(name, reply.portion, node.at)
             node.at = reply.portion.at
             self._some.set()

@@ -21,15 +21,26 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct, structs
 
+from stigmergy.agents.agent import Agent
 from stigmergy.agents.messages import Event, spec_of
 from stigmergy.audit.history import read_moment
 from stigmergy.audit.listing import readable_time
 from stigmergy.base.errors import ConfigError, LogCut, StigmergyError
 from stigmergy.bus.cloudevents import data_of
-from stigmergy.bus.history import WAIT_S, LogPosition, Portion, Published, WatchPosition, read_position, write_position
+from stigmergy.bus.history import (
+    WAIT_S,
+    LogPosition,
+    Portion,
+    Published,
+    WatchPosition,
+    read_position,
+    read_topics,
+    write_position,
+)
 from stigmergy.node.history import HistoryReader, end_of_log
 from stigmergy.node.host import Host
 
+ANY_TOPIC = "+/+/#"
 START = "start"
 """As a position: before everything that the logs have."""
 HELD_MAX = 1_000
@@ -81,6 +92,17 @@ class Watching(abc.ABC):
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Hears no more."""
+
+
+def read_watched(
+    topic: str, kind: type[Event] | type[Agent] | None, agent: str | None
+) -> tuple[str, type[Event] | None]:
+    """What a watch wants: a pattern of topics, and the class of events. Raises ConfigError or Malformed."""
+    if isinstance(kind, type) and issubclass(kind, Agent):
+        agent, kind = agent or f"{kind.__agent_kind__}/+", None
+    if agent is not None and topic != ANY_TOPIC:
+        raise ConfigError(f"watch({topic!r}): the topic names the agent already; leave agent= and the class out")
+    return read_topics(topic if agent is None else f"{agent}/#"), kind
 
 
 def read_start(after: object, since: object, latest: object) -> WatchPosition | None:
