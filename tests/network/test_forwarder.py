@@ -33,7 +33,7 @@ class Hurry(st.Command, expires_s=0.2):
     number: int
 
 
-class Soon(st.Command, expires_s=10):
+class Soon(st.Command, expires_s=5):
     number: int
 
 
@@ -122,7 +122,8 @@ class Town:
         return f"memory:{self.name}-{which}"
 
     def running(self, level: str, **more: Any) -> Any:
-        how = {"journal": f"sqlite:{self.folder / level}.db", **self.levels[level], **more}
+        settings = Settings(drain_s=0.5)  # what is under way at a stop is not waited for
+        how = {"journal": f"sqlite:{self.folder / level}.db", "settings": settings, **self.levels[level], **more}
         return self.fleet().running(**how)
 
     def fleet(self) -> st.Fleet:

@@ -150,19 +150,20 @@ class Forwarder:
         self._task = asyncio.ensure_future(self._live())
 
     def link(self, up: bool) -> None:
-        """A link came up or was lost: what was on it is sent again at once."""
+        """A link came up or was lost."""
         del up
-        for queue in self._queues.values():
-            for travelling in queue:
-                travelling.again_ns, travelling.pause_s = 0, AGAIN_S
         self.changed()
 
     def _link_changed(self) -> None:
-        self.link(True)
+        self.changed()
         self.on_change()
 
     def changed(self) -> None:
-        """Somebody came or went: what is reachable here may be something else."""
+        """A link or a node came or went: what was on its way there is sent again at once, and what is reachable here may
+        be something else."""
+        for queue in self._queues.values():
+            for travelling in queue:
+                travelling.again_ns, travelling.pause_s = 0, AGAIN_S
         self._announced_ns = 0
         self._woken.set()
 

@@ -33,7 +33,7 @@ TEXT_CHARS_MAX = 1_000
 ROUTES_COUNT_MAX = 10_000
 """Agents that a gateway names to the level above. Of more, a kind with many is announced as a whole."""
 NEIGHBOURS_COUNT_MAX = 4_096
-ANNOUNCE_S = 10.0
+ANNOUNCE_S = 5.0
 """How often a gateway says that it is there, with a digest of what is reachable through it."""
 SILENT_NS = 35 * SECOND_NS
 """A gateway that was not heard for so long counts as cut off."""
