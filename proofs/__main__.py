@@ -65,6 +65,7 @@ ROWS = (
     Row("claims", "", 8),
     Row("link_cuts", "", 6),
     Row("tells_routed", "", 25),
+    Row("levels", "", 40),
     Row("gateways", "", 10),
     Row("engines", "", 20),
     Row("ring_kill", "", 1),

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -85,7 +85,7 @@ class Node:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "stigmergy", "run", f"proofs.tells_routed_node:{self.fleet}"),
-                *("--bus", MQTT.format(port=self.proxy.port), "--node", self.name),
+                *("--node", self.name, *self.place()),
                 *("--journal", "sqlite:node.db", "--socket", "control.sock"),
                 cwd=self._folder,
                 env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
@@ -100,6 +100,10 @@ class Node:
                     said = (self._folder / "run.log").read_text(encoding="utf-8")[-2000:]
                     raise RuntimeError(f"node {self.name} has ended: {said}")
                 await asyncio.sleep(PAUSE_S)
+
+    def place(self) -> tuple[str, ...]:
+        """Where it connects."""
+        return "--bus", MQTT.format(port=self.proxy.port)
 
     async def ask(self, request: Request[R]) -> R | None:
         """The reply; None if the node does not answer."""
@@ -120,11 +124,11 @@ class Node:
 class Trial:
     """The nodes, who tells whom, and who cuts."""
 
-    def __init__(self, folder: Path, broker_port: int, seed: int) -> None:
+    def __init__(self, nodes: list[Node], seed: int) -> None:
         self.tally = Tally()
         self.violations: list[str] = []
         self._chance = random.Random(seed)
-        self.nodes = [Node(name, fleet, agents, folder, broker_port) for name, fleet, agents in NODES]
+        self.nodes = nodes
         self._told: dict[tuple[str, str], int] = {}
         self._is_over = False
 
@@ -135,14 +139,7 @@ class Trial:
         try:
             for node in self.nodes:
                 await node.start()
-            telling = [
-                asyncio.ensure_future(self._tell(node, by, other, to))
-                for node in self.nodes
-                for by in node.agents
-                for other in self.nodes
-                for to in other.agents
-                if other is not node
-            ]
+            telling = self.telling()
             for _ in range(cuts):
                 await self._wait_told(self.tally.told + BETWEEN_COUNT_MIN)
                 await self._harm()
@@ -156,25 +153,40 @@ class Trial:
                 self.tally.links += node.proxy.connections
                 await node.proxy.close()
 
+    def telling(self) -> list[asyncio.Future[None]]:
+        """Who tells whom: all all others."""
+        return [
+            asyncio.ensure_future(self._tell(node, by, other, to))
+            for node in self.nodes
+            for by in node.agents
+            for other in self.nodes
+            for to in other.agents
+            if other is not node
+        ]
+
     async def _tell(self, node: Node, by: str, other: Node, to: str) -> None:
         """Has one agent tell another one numbers, until it is over."""
         named = to if node.fleet == other.fleet else f"{other.fleet}/{to}"
         number = 0
         while not self._is_over:
             number += 1
-            # It carries its time: of others a node remembers 2,500 a day.
-            command_id = new_command_id(time.time_ns(), secrets.token_bytes(RANDOM_BYTES))
-            fields = {"to": named, "number": number}
-            request = SendRequest(agent=by, command="Pass", fields=fields, command_id=command_id)
-            while (answer := await node.ask(request)) is None:
-                self.tally.asked_again += 1
-                await asyncio.sleep(PAUSE_S)
-            if not answer.accepted:
-                self.violations.append(f"{by} refused to tell {to}: {answer.reason}")
+            if not await self._send(node, by, "Pass", {"to": named, "number": number}):
                 return
             self._told[by, to] = number
             self.tally.told += 1
             await asyncio.sleep(PACE_S)
+
+    async def _send(self, node: Node, agent: str, command: str, fields: dict[str, Any]) -> bool:
+        """Sends a command until it is answered; whether it was accepted."""
+        # It carries its time: of others a node remembers 2,500 a day.
+        command_id = new_command_id(time.time_ns(), secrets.token_bytes(RANDOM_BYTES))
+        request = SendRequest(agent=agent, command=command, fields=fields, command_id=command_id)
+        while (answer := await node.ask(request)) is None:
+            self.tally.asked_again += 1
+            await asyncio.sleep(PAUSE_S)
+        if not answer.accepted:
+            self.violations.append(f"{agent} refused {command} {fields}: {answer.reason}")
+        return answer.accepted
 
     async def _wait_told(self, count: int) -> None:
         await wait_until(lambda: self.tally.told >= count, within_s=START_S_MAX)
@@ -234,7 +246,7 @@ def run(cuts: int, seed: int) -> Trial:
     """Cuts links and kills nodes at a fresh broker. Raises NoBroker."""
 
     async def trial(folder: Path, port: int) -> Trial:
-        made = Trial(folder, port, seed)
+        made = Trial([Node(name, fleet, agents, folder, port) for name, fleet, agents in NODES], seed)
         await made.run(cuts)
         return made
 

@@ -12,6 +12,13 @@ class Pass(Command):
     number: int
 
 
+class Count(Command):
+    """Is a number itself."""
+
+    by: str
+    number: int
+
+
 class Passed(Event):
     to: str
     number: int
@@ -31,6 +38,10 @@ class Cart(Agent):
     @decide
     def passes(self, command: Pass) -> Events:
         yield Passed(to=command.to, number=command.number)
+
+    @decide
+    def counts(self, command: Count) -> Events:
+        yield Got(by=command.by, number=command.number)
 
     @react
     def tell(self, event: Passed) -> Effects:

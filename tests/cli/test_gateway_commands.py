@@ -145,10 +145,16 @@ def flown(device: Device) -> list[int]:
     return list(device.ask(StateRequest(agent="Drone/7")).state["flown"])
 
 
-def test_a_command_from_the_cloud_is_done_once_whatever_is_killed_on_its_way(town: dict[str, Any]) -> None:
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "victims", [("region",), pytest.param(("region", "site", "device", "cloud"), marks=pytest.mark.prove)]
+)
+def test_a_command_from_the_cloud_is_done_once_whatever_is_killed_on_its_way(
+    town: dict[str, Any], victims: tuple[str, ...]
+) -> None:
     cloud, device = town["cloud"], town["device"]
     wait_until(lambda: send(cloud, 0, command_id="first").accepted)
-    for number, killed in enumerate(("region", "site", "device", "cloud"), start=1):
+    for number, killed in enumerate(victims, start=1):
         town[killed].kill()
         if killed != "cloud":
             # It is kept, and the caller stops waiting.
@@ -158,11 +164,12 @@ def test_a_command_from_the_cloud_is_done_once_whatever_is_killed_on_its_way(tow
             assert commands["accepted"] is None
         town[killed].start()
         wait_until(partial(is_accepted, cloud, number))
-    assert flown(device) == [0, 1, 2, 3, 4]
+    done = list(range(len(victims) + 1))
+    assert flown(device) == done
     # All of them are known everywhere under their ids, and nobody on the way has an agent of that name.
-    for number in range(1, 5):
+    for number in done[1:]:
         assert send(cloud, number).accepted
-    assert flown(device) == [0, 1, 2, 3, 4]
+    assert flown(device) == done
     for name in ("cloud", "region", "site"):
         assert town[name].ask(StatusRequest()).agents == 0
     # And up, from the device.

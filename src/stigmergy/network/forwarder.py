@@ -159,8 +159,8 @@ class Forwarder:
         self.on_change()
 
     def changed(self) -> None:
-        """A link or a node came or went: what was on its way there is sent again at once, and what is reachable here may
-        be something else."""
+        """A link or a node came or went: what was on its way there is sent again at once, and what is reachable here
+        may be something else."""
         for queue in self._queues.values():
             for travelling in queue:
                 travelling.again_ns, travelling.pause_s = 0, AGAIN_S
