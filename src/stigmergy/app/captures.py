@@ -16,8 +16,9 @@ import msgspec
 from msgspec import structs
 
 from stigmergy.app.fleet import Fleet
-from stigmergy.app.journals import NATS, inspect_all
+from stigmergy.app.journals import inspect_all
 from stigmergy.app.parts import journal_path, shown_url
+from stigmergy.app.projection import ClusterLogs
 from stigmergy.app.workers import cluster_address
 from stigmergy.audit.directories import Directories
 from stigmergy.base.errors import JournalForeign, NotRunning
@@ -26,9 +27,8 @@ from stigmergy.control.protocol import CommitsRequest, read_reply
 from stigmergy.control.replies import CommitPiece
 from stigmergy.control.router import close_answers
 from stigmergy.control.socket import ControlCall, answers_at
-from stigmergy.journal.port import Journal, ShardLog
-from stigmergy.nats.journal import inspect_journals
-from stigmergy.node.feed import BATCH_COMMITS, POLL_S, FeedCommit, FeedPosition, FeedReader, FollowedLog, cut_at
+from stigmergy.journal.port import Journal
+from stigmergy.node.feed import BATCH_COMMITS, POLL_S, FeedCommit, FeedPosition, FeedReader, cut_at
 from stigmergy.shard.commit import open_commit
 
 if TYPE_CHECKING:
@@ -148,70 +148,39 @@ class StoppedLog:
 class ClusterLog:
     """The logs of a fleet's shards on NATS, followed while workers write to them."""
 
-    def __init__(self, link: NatsLink, logs: Sequence[Journal]) -> None:
-        """`logs` are those of the shards as they are now, for reading only."""
+    def __init__(self, link: NatsLink, logs: ClusterLogs) -> None:
         self._link = link
-        self._logs = {log.identity.owned[0]: log for log in logs}
-        self._feeds: list[FollowedLog] = []
-        self._directories: dict[int, Directories] = {}
+        self._logs = logs
         self._reader: FeedReader | None = None
-
-    def add(self, log: ShardLog) -> None:
-        """Follows the log of one shard from the first read on."""
-        shard = log.identity.owned[0]
-        self._directories[shard] = Directories(self._logs[shard])
-        self._feeds.append(FollowedLog(log, self._directories[shard]))
 
     async def first_positions(self) -> Mapping[int, int]:
         """As the streams say."""
-        return {shard: log.first_position(shard) for shard, log in self._logs.items()}
+        return await self._logs.first_positions()
 
     async def read(self, after: Mapping[int, int], within_s: float) -> Sequence[LogCommit]:
         """The next commits; from the second call on, those behind what it has returned."""
         if self._reader is None:
-            for shard, directories in self._directories.items():
-                directories.begin(shard, after[shard])
-            self._reader = FeedReader(self._feeds, {shard: FeedPosition(at) for shard, at in after.items()})
+            self._reader = await self._logs.reader({shard: FeedPosition(at) for shard, at in after.items()})
         return log_commits(await self._reader.read_commits(within_s))
 
     async def close(self) -> None:
-        """Ends the connections."""
-        for feed in self._feeds:
-            await feed.close()
-        for log in self._logs.values():
-            await log.close()
+        """Ends the connection."""
+        if self._reader is not None:
+            await self._reader.close()
         await self._link.close()
 
 
-async def open_log(fleet: Fleet, url: str, socket: Path | None) -> CaptureLog:
-    """The log of a fleet: on NATS, of the node that listens at this socket, or in a journal that nobody runs."""
-    if url.startswith(NATS) and (cluster := await _open_cluster(fleet, url)) is not None:
-        return cluster
+async def open_log(fleet: Fleet, url: str, socket: Path | None, nats: str | None = None) -> CaptureLog:
+    """The log of a fleet: of workers, whose servers `nats` names; of the node that listens at this socket; or in a
+    journal that nobody runs."""
+    if nats is not None:
+        from stigmergy.nats.link import NatsLink
+
+        link = await NatsLink.open(cluster_address(nats), name=f"capture of {fleet.name}")
+        return ClusterLog(link, ClusterLogs(fleet, nats, link))
     if socket is not None and answers_at(socket):
         return RunningLog(socket, fleet.name)
     return StoppedLog(url, fleet, socket)
-
-
-async def _open_cluster(fleet: Fleet, url: str) -> ClusterLog | None:
-    """The logs of a fleet on workers; None for a journal on NATS that one node has."""
-    logs = inspect_journals(url)
-    _checked(logs[0], fleet, url)
-    if any(log.identity.part is None or len(log.identity.owned) > 1 for log in logs):
-        for log in logs:
-            await log.close()
-        return None
-    from stigmergy.nats.journal.shard_log import open_shard_log
-    from stigmergy.nats.link import NatsLink
-
-    link = await NatsLink.open(cluster_address(url), name=f"capture of {fleet.name}")
-    cluster = ClusterLog(link, logs)
-    try:
-        for log in logs:
-            cluster.add(await open_shard_log(link, log.identity))
-    except BaseException:
-        await cluster.close()
-        raise
-    return cluster
 
 
 def _checked(journal: Journal, fleet: Fleet, url: str) -> Journal:

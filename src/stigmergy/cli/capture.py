@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.document({"event": "troubled", "reason": text})
         output.note(text, WARN)
 
-    capture = Capture(lambda: open_log(fleet, url, socket), writer, say)
+    capture = Capture(lambda: open_log(fleet, url, socket, arguments.nats), writer, say)
     began_s = time.monotonic()
     asyncio.run(_run(capture, once=arguments.once))
     took_s = time.monotonic() - began_s

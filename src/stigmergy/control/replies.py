@@ -139,6 +139,10 @@ class ViewStatusReply(Struct, frozen=True):
     rows_written: int
     building: bool
     trouble: str = ""
+    late: int = 0
+    waiting: int = 0
+    unmatched: int = 0
+    dropped: int = 0
 
 
 class ViewsReply(Struct, frozen=True):
