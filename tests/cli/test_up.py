@@ -169,6 +169,7 @@ def eventually(check: Callable[[], bool]) -> None:
 def here(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     (tmp_path / "drone.py").write_text(FLEET, encoding="utf-8")
     (tmp_path / "hall.py").write_text(HALL, encoding="utf-8")
+    (tmp_path / "viewed.py").write_text(FLEET + VIEWS, encoding="utf-8")
     folder, begun = Here(tmp_path), list[Up]()
 
     def begin(*arguments: str) -> Up:
@@ -492,3 +493,44 @@ async def write_until(url: str, is_enough: Callable[[], bool]) -> None:
             await link.publish("kept", b"x" * 50_000, within_s=2.0)
         assert time.monotonic() < deadline_s
     await link.close()
+
+
+VIEWS = """
+from stigmergy import Key, View, project
+
+
+class Missions(View):
+    mission: Key[str]
+    started: int = 0
+
+    @project
+    def began(self, event: MissionStarted) -> None:
+        self.started += 1
+
+
+fleet = Fleet("delivery", agents=[Drone], shards=4, views=[Missions])
+"""
+
+
+def test_views_of_a_cluster_are_kept_and_survive_a_kill(here: Callable[..., Up]) -> None:
+    up = here("viewed:fleet", "--nodes", "1", "--workers", "1")
+    url = up.wait_event("up")["nats"]
+    place = ("--nats", url, "--fleet", "viewed:fleet")
+    up.wait_said("views", "projecting")
+
+    def send(numbers: range) -> None:
+        for number in numbers:
+            mission = f"mission=M{number % 2}"
+            assert up.folder.json("send", f"Drone/D-{number}", "StartMission", mission, *place)["accepted"]
+
+    def counted() -> list[int]:
+        done = up.folder.cli("view", "Missions", "--json", *place)
+        return [row["started"] for row in json.loads(done.stdout).get("rows", [])]
+
+    send(range(6))
+    eventually(lambda: counted() == [3, 3])
+    os.kill(up.pid_of("views"), signal.SIGKILL)
+    up.wait_event("ended", "views")
+    send(range(6, 10))
+    up.wait_said("views", "projecting")
+    eventually(lambda: counted() == [5, 5])

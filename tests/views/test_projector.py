@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stigmergy.agents.view import Key, View, project
+from stigmergy.agents.view import Key, Origin, View, project
 from stigmergy.base.errors import ConfigError, StoreUnavailable, ViewBehind, ViewChanged, ViewFailed
 from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
@@ -19,6 +19,8 @@ from stigmergy.sim.node import SimNode
 from stigmergy.sim.views import SimViewStore
 from stigmergy.views import projector as projectors
 from stigmergy.views.port import shard_name
+from tests.agents import meters
+from tests.node.columns import stage
 from tests.node.rig import play
 from tests.views.zones import VIEWS, Battery, Drone, Enter, Leave, Measured, ZoneEntered, ZoneLoad
 
@@ -375,3 +377,42 @@ def test_a_view_that_is_not_of_the_fleet_is_refused() -> None:
             await node.start()
 
     play(declare(), main)
+
+
+class MeterCounts(View):
+    """Of compiled agents."""
+
+    agent: Key[str]
+    counted: int = 0
+    last: int = 0
+
+    @project
+    def counted_by(self, event: meters.Counted, origin: Origin) -> None:
+        self.counted += 1
+        self.last = event.by
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_events_of_compiled_agents_are_in_the_rows(shards: int) -> None:
+    """Live, from the journal after a crash, and compared with a fold of the whole log at the stop."""
+    fleet = stage.declare(lambda _: None, lambda _: None, shards=shards)
+    fleet.views = (MeterCounts,)
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        names = ["a", "b", "c", "d"]
+        await live.enroll("Meter", names)
+        radio = stage.Radio(live)
+        for life in range(2):
+            for by in range(6):
+                for shard, mine in stage.shards_of(live, names).items():
+                    await radio.send(*((name, meters.Counted(by=by)) for name in mine), shard=shard)
+                if by == 3 and not life:
+                    await node.kill()
+                    live = await node.start()
+                    radio.live = live
+        ends = {shard_name("meters", shard): at.position for shard, at in live.host.feed.positions().items()}
+        found = await live.view(MeterCounts).after(ends, within_s=600.0).all()
+        assert [(row.agent, row.counted, row.last) for row in found] == [(f"Meter/{name}", 12, 5) for name in names]
+
+    stage.play(fleet, main)

@@ -42,7 +42,7 @@ SHOW_EVERY_S = 1.0
 UNOWNED_S = 1.0
 WORKERS_END_S_MAX = 60.0
 SERVERS_END_S_MAX = 15.0
-SERVER, WORKER, GATEWAY = "server", "worker", "gateway"
+SERVER, WORKER, GATEWAY, PROJECT = "server", "worker", "gateway", "project"
 COLLECTOR = "collector"
 STYLES = {UP: GOOD, FAILED: BAD}
 EXAMPLES = """examples:
@@ -129,6 +129,7 @@ class _Cluster:
         self._gateways = [self._gateway(site) for site in arguments.gateway]
         if self._gateways and self._workers:
             self._gateways.append(self._collector())
+        self._projectors = [self._projector(fleet)] if fleet is not None and fleet.views and self._workers else []
         self._stopping = asyncio.Event()
         self._reason = ""
         self._failure: StigmergyError | None = None
@@ -209,6 +210,11 @@ class _Cluster:
         """Distributes what the sites send up to the workers."""
         return self._speaking(COLLECTOR, GATEWAY, "--at-hub", self._folder.kept_url)
 
+    def _projector(self, fleet: Fleet) -> Child:
+        """Keeps the views of the fleet: workers do not, because each has only some of the shards."""
+        rows = config_of(self._arguments).fleet.views or f"sqlite:{self._folder.path / f'{fleet.name}.views'}"
+        return self._speaking("views", PROJECT, "--nats", self._folder.kept_url, "--to", rows)
+
     def _speaking(self, name: str, kind: str, *options: str) -> Child:
         """A process of our own program, of the command that is called as its kind."""
         config = [] if self._arguments.config is None else ["--config", str(self._arguments.config)]
@@ -217,7 +223,7 @@ class _Cluster:
 
     @property
     def _all(self) -> list[Child]:
-        return [*self._servers, *self._workers, *self._gateways]
+        return [*self._servers, *self._workers, *self._gateways, *self._projectors]
 
     # ------------------------------------------------------------------ its life
 
@@ -237,7 +243,7 @@ class _Cluster:
                 )
             await asyncio.sleep(LOOK_S)
         await self._admit_gateways()
-        for child in (*self._workers, *self._gateways):
+        for child in (*self._workers, *self._gateways, *self._projectors):
             child.begin()
         self._watching.append(asyncio.ensure_future(watch_members(self._workers, self._say_no_member)))
         self._tell_up()
@@ -266,7 +272,7 @@ class _Cluster:
         """Workers and gateways first: they hand over and write; then the servers. Side by side: one that hangs takes no
         time from the others, and the limits hold for all together."""
         self._stopping.set()
-        ended = await _end_all([*self._workers, *self._gateways], WORKERS_END_S_MAX)
+        ended = await _end_all([*self._projectors, *self._workers, *self._gateways], WORKERS_END_S_MAX)
         await end_tasks(*self._watching)
         ended += await _end_all(self._servers, SERVERS_END_S_MAX)
         for error in ended:
@@ -304,9 +310,9 @@ class _Cluster:
 
     def _given_up(self, child: Child) -> None:
         """The others go on; but without any worker, or without a majority of the servers, there is no cluster."""
-        alike = {SERVER: self._servers, WORKER: self._workers, GATEWAY: self._gateways}[child.kind]
+        alike = {SERVER: self._servers, WORKER: self._workers}.get(child.kind, [])
         left = sum(one.state != FAILED for one in alike)
-        if child.kind == GATEWAY or left > (len(alike) // 2 if child.kind == SERVER else 0):
+        if child.kind in (GATEWAY, PROJECT) or left > (len(alike) // 2 if child.kind == SERVER else 0):
             return
         self._failure = self._failure or NotRunning(
             f"{child.name}: {child.error}; nothing is left to go on with, see the logs in {self._folder.path}"
@@ -331,6 +337,11 @@ class _Cluster:
                 self._note(f"{child.name} cannot have shard {said.get('shard')}: {said.get('reason', '')}", BAD)
             case "waits" | "troubled":
                 child.detail = str(said.get("reason", ""))
+                if child.kind == PROJECT:
+                    self._note(f"{child.name}: {child.detail}", WARN)
+            case "projecting":
+                child.ready(", ".join(said.get("views", ())))
+                self._note(f"{child.name} follow the logs: {child.detail}")
             case "gateway":
                 child.ready(f"mqtt://{said.get('mqtt', '')}, nats://{said.get('nats', '')}")
                 self._note(f"{child.name} serves its site: {child.detail}")

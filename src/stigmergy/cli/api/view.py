@@ -9,13 +9,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from stigmergy.app.config import find_config
 from stigmergy.app.parts import shown_url
 from stigmergy.app.projection import ClusterProjection
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Cell, Output, shown
-from stigmergy.cli.display.places import add_place, ask, find_place, load_fleet
+from stigmergy.cli.display.places import add_place, ask, config_of, find_place, folder_of, load_fleet
 from stigmergy.control.protocol import ViewRequest, ViewsRequest
 
 EXAMPLES = """examples:
@@ -64,16 +63,17 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("fleets", metavar="MODULE:FLEET", nargs="*", help="the module here, and the fleet in it")
     parser.add_argument("--nats", metavar="URL", required=True, help="the NATS servers of the fleet's workers")
     parser.add_argument("--to", metavar="URL", help="where rows are kept; sqlite:NAME.views without it")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a stigmergy.toml elsewhere")
     parser.set_defaults(run=project)
 
 
 def project(arguments: argparse.Namespace, output: Output) -> int:
     """Projects until a signal comes."""
-    config = find_config(Path.cwd())
+    config = config_of(arguments)
     specs = arguments.fleets or ([config.fleet.module] if config.fleet.module else [])
     if not specs:
         raise ConfigError("which fleet? give MODULE:FLEET, or write module under [fleet] in stigmergy.toml")
-    fleets = [load_fleet(spec, Path.cwd()) for spec in specs]
+    fleets = [load_fleet(spec, folder_of(arguments)) for spec in specs]
     store = arguments.to or config.fleet.views or f"sqlite:{fleets[0].name}.views"
     return asyncio.run(_project(ClusterProjection(fleets, arguments.nats, store), store, output))
 
