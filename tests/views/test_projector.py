@@ -75,6 +75,10 @@ def test_rows_follow_the_log(in_memory: bool) -> None:
         assert await load(live) == expected_load(live)
         for row in await live.view(Battery).all():
             assert row.percent == live.query(row.agent, Drone).battery
+        for address in live.agents():
+            await live.send(address, Enter(zone="F"))
+        await caught_up(live)
+        assert await load(live) == {"F": len(live.agents())}
 
     play(declare(), main, in_memory=in_memory)
 
