@@ -34,6 +34,10 @@ from stigmergy.shard.commit import open_commit
 if TYPE_CHECKING:
     from stigmergy.nats.link import NatsLink
 
+READ_BYTES = 4 * 1024 * 1024
+"""Of a stopped journal so much is read at a time; a larger commit is read all the same."""
+CLUSTER_COMMITS = 64
+"""Of a cluster so many commits are read at a time: each may have 512 KiB and more."""
 _decoder = msgspec.msgpack.Decoder(LogCommit)
 
 
@@ -122,6 +126,7 @@ class StoppedLog:
     def _read(self, after: Mapping[int, int]) -> list[LogCommit]:
         journal, directories = self._opened()
         found: list[LogCommit] = []
+        size_bytes = 0
         for shard in journal.identity.owned:
             first = journal.first_position(shard)
             if after[shard] + 1 < first:
@@ -129,6 +134,9 @@ class StoppedLog:
             for stored in islice(journal.read(shard, after=after[shard]), BATCH_COMMITS - len(found)):
                 commit = open_commit(stored.sealed.body)
                 found += log_commits([FeedCommit(commit, directories.of(commit))])
+                size_bytes += len(stored.sealed.body)
+                if size_bytes >= READ_BYTES:
+                    return found
         return found
 
     def _opened(self) -> tuple[Journal, Directories]:
@@ -161,7 +169,7 @@ class ClusterLog:
         """The next commits; from the second call on, those behind what it has returned."""
         if self._reader is None:
             self._reader = await self._logs.reader({shard: FeedPosition(at) for shard, at in after.items()})
-        return log_commits(await self._reader.read_commits(within_s))
+        return log_commits(await self._reader.read_commits(within_s, CLUSTER_COMMITS))
 
     async def close(self) -> None:
         """Ends the connection."""
