@@ -59,6 +59,13 @@ class ServedProcess:
             self.said.append(json.loads(line))
             self.url = self.said[-1].get("url", "")
 
+    @classmethod
+    def at(cls, url: str) -> "ServedProcess":
+        """One that somebody else has started, and ends."""
+        served = cls.__new__(cls)
+        served.url = url
+        return served
+
     def ask(
         self,
         method: str,

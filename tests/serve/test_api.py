@@ -201,3 +201,65 @@ def test_agents_and_explain_on_the_command_line(tmp_path: Path) -> None:
         assert cli(folder, "agents", "--where", "nothing=1").returncode == 2
     finally:
         node.end()
+
+
+ZONES = """
+from stigmergy import Agent, Command, Event, Events, Fleet, Key, View, decide, evolve, project
+
+
+class Enter(Command):
+    zone: int
+
+
+class ZoneEntered(Event):
+    zone: int
+
+
+class Car(Agent):
+    zone: int = 0
+
+    @decide
+    def enter(self, command: Enter) -> Events:
+        yield ZoneEntered(zone=command.zone)
+
+    @evolve
+    def entered(self, event: ZoneEntered) -> None:
+        self.zone = event.zone
+
+
+class ZoneLoad(View):
+    zone: Key[int]
+    active: int = 0
+
+    @project
+    def entered(self, event: ZoneEntered) -> None:
+        self.active += 1
+
+
+fleet = Fleet("zones", agents=[Car], views=[ZoneLoad], shards=2)
+"""
+
+
+def test_view_has_seen_what_its_reader_has_written(tmp_path: Path) -> None:
+    (tmp_path / "zones.py").write_text(ZONES)
+    node = ServedProcess(tmp_path, "run", "zones:fleet", "--serve", ":0")
+    try:
+        for number in range(1, 6):
+            after = node.post(f"/v1/agents/Car/c{number}/Enter", {"zone": 7}).json["after"]
+            rows = node.get(f"/v1/views/ZoneLoad?zone=7&after={after}&within_s=30").json["rows"]
+            assert rows == [{"zone": 7, "active": number}]
+        node.post("/v1/agents/Car/c1/Enter", {"zone": 8})
+        after = node.post("/v1/agents/Car/c1/Enter", {"zone": 8}).json["after"]
+        page = node.get(f"/v1/views/ZoneLoad?order=-active&limit=1&after={after}&within_s=30").json
+        assert page["rows"] == [{"zone": 7, "active": 5}]
+        again = node.get(f"/v1/views/ZoneLoad?order=-active&limit=1&cursor={page['next']}").json
+        assert again["rows"] == [{"zone": 8, "active": 2}]
+        assert [one["view"] for one in node.get("/v1/views").json["views"]] == ["ZoneLoad"]
+        assert node.get("/v1/views/Nothing").status == 404
+        assert node.get("/v1/views/ZoneLoad?zon=7").status == 400
+        assert node.get("/v1/views/ZoneLoad?zone=seven").status in (400, 422)
+        document = node.get("/openapi.json").json
+        names = [one["name"] for one in document["paths"]["/v1/views/ZoneLoad"]["get"]["parameters"]]
+        assert {"zone", "active", "after", "where"} <= set(names)
+    finally:
+        assert node.end() == 0

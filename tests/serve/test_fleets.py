@@ -1,5 +1,6 @@
 """Whole fleets driven by HTTP alone: a node that is killed under load, three nodes on a broker, workers on NATS."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -213,3 +214,35 @@ def test_workers_on_nats_and_one_of_them_is_killed(cluster: tuple[Path, str]) ->
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+def test_cluster_on_this_machine_with_its_api(tmp_path: Path) -> None:
+    """`stigmergy up --serve`: a request as soon as the shards have owners."""
+    folder = make_folder(tmp_path)
+    options = ["--nodes", "1", "--workers", "1", "--serve", ":0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stigmergy", "up", "drone:fleet", *options, "--json"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url = ""
+        for line in process.stdout:
+            said = json.loads(line).get("said", {})
+            if said.get("event") == "serving":
+                url = said["url"]
+                break
+        api = ServedProcess.at(url)
+
+        def sent() -> bool:
+            return api.post("/v1/agents/Drone/u/StartMission", {"mission": "M"}, Idempotency_Key="u").status == 200
+
+        wait_until(sent)
+        assert api.get("/v1/agents").json["agents"][0]["agent"] == "Drone/u"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=240)
+    assert process.returncode == 0

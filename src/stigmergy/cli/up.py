@@ -42,12 +42,13 @@ SHOW_EVERY_S = 1.0
 UNOWNED_S = 1.0
 WORKERS_END_S_MAX = 60.0
 SERVERS_END_S_MAX = 15.0
-SERVER, WORKER, GATEWAY, PROJECT = "server", "worker", "gateway", "project"
+SERVER, WORKER, GATEWAY, PROJECT, API = "server", "worker", "gateway", "project", "serve"
 COLLECTOR = "collector"
 STYLES = {UP: GOOD, FAILED: BAD}
 EXAMPLES = """examples:
   stigmergy up --nodes 3                              three servers, to try workers and gateways on
   stigmergy up drone:fleet --nodes 3 --workers 2      and two workers of the fleet in drone.py
+  stigmergy up drone:fleet --serve :8080              and the HTTP API of the fleet
   stigmergy up drone:fleet --gateway north            and a gateway for devices at the site north
 """
 
@@ -75,6 +76,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--port", metavar="PORT", type=int, help="where clients connect, and the ports behind it; else free"
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
+    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the HTTP API of the fleet too, such as :8080")
     parser.set_defaults(run=run)
 
 
@@ -82,11 +84,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Brings the cluster up, and stays until it is told to end."""
     from stigmergy.nats.servers.folder import ClusterFolder
 
-    if not arguments.fleet and (arguments.workers or arguments.gateway):
+    if not arguments.fleet and (arguments.workers or arguments.gateway or arguments.serve):
         arguments.fleet = config_of(arguments).fleet.module
         if not arguments.fleet:
             raise ConfigError(
-                "workers and gateways run a fleet: give MODULE:FLEET, or write module into stigmergy.toml"
+                "workers, gateways and the API need a fleet: give MODULE:FLEET, or write module into stigmergy.toml"
             )
     workers = arguments.workers if arguments.workers is not None else (2 if arguments.fleet else 0)
     if not 0 <= workers <= WORKERS_MAX:
@@ -130,6 +132,7 @@ class _Cluster:
         if self._gateways and self._workers:
             self._gateways.append(self._collector())
         self._projectors = [self._projector(fleet)] if fleet is not None and fleet.views and self._workers else []
+        self._apis = [] if arguments.serve is None else [self._api(arguments.serve)]
         self._stopping = asyncio.Event()
         self._reason = ""
         self._failure: StigmergyError | None = None
@@ -215,6 +218,11 @@ class _Cluster:
         rows = config_of(self._arguments).fleet.views or f"sqlite:{self._folder.path / f'{fleet.name}.views'}"
         return self._speaking("views", PROJECT, "--nats", self._folder.kept_url, "--to", rows)
 
+    def _api(self, listen: str) -> Child:
+        """The HTTP API of the fleet; its tokens are in the folder of the cluster."""
+        tokens = str(self._folder.path / "fleet.tokens")
+        return self._speaking("api", API, "--nats", self._folder.kept_url, "--listen", listen, "--tokens", tokens)
+
     def _speaking(self, name: str, kind: str, *options: str) -> Child:
         """A process of our own program, of the command that is called as its kind."""
         config = [] if self._arguments.config is None else ["--config", str(self._arguments.config)]
@@ -223,7 +231,7 @@ class _Cluster:
 
     @property
     def _all(self) -> list[Child]:
-        return [*self._servers, *self._workers, *self._gateways, *self._projectors]
+        return [*self._servers, *self._workers, *self._gateways, *self._projectors, *self._apis]
 
     # ------------------------------------------------------------------ its life
 
@@ -243,7 +251,7 @@ class _Cluster:
                 )
             await asyncio.sleep(LOOK_S)
         await self._admit_gateways()
-        for child in (*self._workers, *self._gateways, *self._projectors):
+        for child in (*self._workers, *self._gateways, *self._projectors, *self._apis):
             child.begin()
         self._watching.append(asyncio.ensure_future(watch_members(self._workers, self._say_no_member)))
         self._tell_up()
@@ -272,7 +280,7 @@ class _Cluster:
         """Workers and gateways first: they hand over and write; then the servers. Side by side: one that hangs takes no
         time from the others, and the limits hold for all together."""
         self._stopping.set()
-        ended = await _end_all([*self._projectors, *self._workers, *self._gateways], WORKERS_END_S_MAX)
+        ended = await _end_all([*self._apis, *self._projectors, *self._workers, *self._gateways], WORKERS_END_S_MAX)
         await end_tasks(*self._watching)
         ended += await _end_all(self._servers, SERVERS_END_S_MAX)
         for error in ended:
@@ -312,7 +320,7 @@ class _Cluster:
         """The others go on; but without any worker, or without a majority of the servers, there is no cluster."""
         alike = {SERVER: self._servers, WORKER: self._workers}.get(child.kind, [])
         left = sum(one.state != FAILED for one in alike)
-        if child.kind in (GATEWAY, PROJECT) or left > (len(alike) // 2 if child.kind == SERVER else 0):
+        if child.kind in (GATEWAY, PROJECT, API) or left > (len(alike) // 2 if child.kind == SERVER else 0):
             return
         self._failure = self._failure or NotRunning(
             f"{child.name}: {child.error}; nothing is left to go on with, see the logs in {self._folder.path}"
@@ -347,6 +355,9 @@ class _Cluster:
                 self._note(f"{child.name} serves its site: {child.detail}")
             case "hub":
                 child.ready(str(said.get("why", "")))
+            case "serving":
+                child.ready(str(said.get("url", "")))
+                self._note(f"{child.name} serves HTTP: {child.detail}/docs", GOOD)
             case "listening" if child.kind == GATEWAY:
                 child.ready()
             case _:

@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 from stigmergy.agents.messages import Command, Event, Message
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import find_message
+from stigmergy.agents.view import plan_of
 from stigmergy.audit.history import read_moment
 from stigmergy.audit.listing import ENTRIES_MAX
 from stigmergy.base.clock import Entropy
@@ -51,6 +52,9 @@ BATCH_COUNT_MAX = 1_000
 """Observations in one request."""
 PAGE_COUNT_MAX = 1_000
 """Entries of a log on one page."""
+VIEW_PARAMETERS = ("where", "order", "limit", "cursor", "after", "within_s")
+VIEW_WITHIN_S_MAX = 30
+"""So long a view is waited for until it has seen a position."""
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 log = logging.getLogger("stigmergy.serve")
@@ -132,6 +136,8 @@ class Api:
                 ),
                 HttpRoute("POST", "/v1/agents/{kind}/{name}/{command}", self._command, "command", "Send a command"),
                 HttpRoute("POST", "/v1/observations", self._observe, "observe", "Tell agents what was observed"),
+                HttpRoute("GET", "/v1/views", self._views, "read", "The views, and where each stands"),
+                HttpRoute("GET", "/v1/views/{view}", self._view, "read", "A page of the rows of a view"),
                 HttpRoute("GET", "/v1/letters", self._letters, "read", "Inputs that failed"),
                 HttpRoute(
                     "POST", "/v1/letters/{letter}/retry", self._retry, "operate", "Give an input to its agent again"
@@ -281,6 +287,33 @@ class Api:
         last = page[-1].position
         count = sum(1 for entry in page if entry.position == last) + (shown if last == position else 0)
         return json_answer(EntriesPage(page, f"{last}.{count}"))
+
+    async def _views(self, call: HttpCall) -> HttpAnswer:
+        call.query(())
+        return json_answer(await self.asker.ask(protocol.ViewsRequest()))
+
+    async def _view(self, call: HttpCall) -> HttpAnswer:
+        """`zone=7` is short for `where=zone=7`; `after` is what a command was answered with."""
+        plan = next((one for one in map(plan_of, self.fleet.views) if one.name == call.parameters["view"]), None)
+        if plan is None:
+            names = ", ".join(plan_of(view).name for view in self.fleet.views) or "none"
+            raise DeniedRequest(404, f"{call.parameters['view'][:100]!r} is no view of this fleet; there are {names}")
+        columns = [column.name for column in plan.columns if column.name not in VIEW_PARAMETERS]
+        query = call.query((*VIEW_PARAMETERS, *columns))
+        within_s = number_of(query, "within_s", 5)
+        if within_s > VIEW_WITHIN_S_MAX:
+            raise ConfigError(f"within_s={within_s}: give 0 to {VIEW_WITHIN_S_MAX}")
+        equal = [f"{name}={value}" for name in columns for value in query.get(name, ())]
+        request = protocol.ViewRequest(
+            view=plan.name,
+            where=[*equal, *filter(None, query.get("where", ()))],
+            order=[*filter(None, query.get("order", ()))],
+            limit=_page(number_of(query, "limit", 100)),
+            cursor=one_of(query, "cursor") or "",
+            after=[part for text in query.get("after", ()) for part in text.split(",") if part],
+            within_s=float(within_s),
+        )
+        return json_answer(await self.asker.ask(request))
 
     async def _status(self, call: HttpCall) -> HttpAnswer:
         call.query(())

@@ -15,6 +15,7 @@ from msgspec import Struct
 from stigmergy.agents.messages import Command, Event, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import messages_of
+from stigmergy.agents.view import View, plan_of
 from stigmergy.control import replies
 from stigmergy.node.declaration import Declaration
 from stigmergy.serve import api
@@ -78,6 +79,8 @@ ANSWERS: Mapping[str, type[Struct]] = {
     "/v1/agents/{kind}/{name}/explain": replies.ExplainReply,
     "/v1/agents/{kind}/{name}/{command}": api.AcceptedCommand,
     "/v1/letters": api.Letters,
+    "/v1/views": replies.ViewsReply,
+    "/v1/views/{view}": replies.ViewReply,
     "/v1/letters/{letter}/retry": replies.LetterTakenReply,
     "/v1/letters/{letter}/drop": replies.LetterTakenReply,
     "/v1/stopped/{kind}/{name}/resume": replies.ResumeReply,
@@ -157,7 +160,9 @@ class _Schemas:
 
 
 def _operations(fleet: Declaration, route: HttpRoute, schemas: _Schemas) -> list[tuple[str, Json]]:
-    """The operations of a route: one for each agent kind, and for each of its commands, where the path names them."""
+    """The operations of a route: one for each view, agent kind, and command of it, where the path names them."""
+    if "{view}" in route.pattern:
+        return [_view_operation(fleet, route, schemas, view) for view in fleet.views]
     if "{kind}" not in route.pattern:
         return [(route.pattern, _operation(fleet, route, schemas, None))]
     found: list[tuple[str, Json]] = []
@@ -175,6 +180,29 @@ def _operations(fleet: Declaration, route: HttpRoute, schemas: _Schemas) -> list
             operation["requestBody"] = _json_body(schemas.message(command, kind), required=required)
             found.append((path.replace("{command}", command.__name__), operation))
     return found
+
+
+def _view_operation(fleet: Declaration, route: HttpRoute, schemas: _Schemas, view: type[View]) -> tuple[str, Json]:
+    plan = plan_of(view)
+    operation = _operation(fleet, route, schemas, None)
+    operation["operationId"] = f"view_{plan.name}"
+    operation["summary"] = (view.__doc__ or route.about).splitlines()[0]
+    operation["tags"] = ["views"]
+    given: list[tuple[str, str, Json]] = [
+        (column.name, "rows in which it has this value", {"type": "string"}) for column in plan.columns
+    ]
+    given += [("limit", "so many at most", {"type": "integer", "minimum": 1, "maximum": 1000})]
+    given += [
+        ("where", "a condition, such as active>=5", {"type": "string"}),
+        ("order", "a field to sort by; -active from high to low", {"type": "string"}),
+        ("cursor", "the `next` of the page before", {"type": "string"}),
+        ("after", "wait until the view has seen this: the `after` of a command", {"type": "string"}),
+        ("within_s", "so long at most", {"type": "integer", "minimum": 0, "maximum": 30}),
+    ]
+    for name, about, schema in given:
+        operation["parameters"].append({"name": name, "in": "query", "description": about, "schema": schema})
+    operation["x-row"] = schemas.of(view)
+    return route.pattern.replace("{view}", plan.name), operation
 
 
 def _operation(fleet: Declaration, route: HttpRoute, schemas: _Schemas, plan: AgentPlan | None) -> Json:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import re
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.cluster_client import find_workers
 from stigmergy.app.fleet import Fleet
-from stigmergy.base.errors import ConfigError
+from stigmergy.base.errors import ConfigError, NotRunning
 from stigmergy.base.system import SystemClock, SystemThreads
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, Output
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from stigmergy.serve.server import Serving
 
 LISTEN = "127.0.0.1:8080"
+FIRST_WORKER_S_MAX = 30.0
+FIRST_WORKER_PAUSE_S = 0.5
+"""A cluster that is started together with this server has so long until its first worker has joined."""
 SERVE_EXAMPLES = """examples:
   stigmergy serve drone:fleet                                  beside the node that runs here
   stigmergy serve drone:fleet --nats nats://hub:4222           for a fleet on workers
@@ -157,10 +161,15 @@ async def _asker(fleet: Fleet, place: Path | ClusterPlace) -> Asker:
 
     if isinstance(place, Path):
         return SocketAsker(place)
-    workers, bus = await find_workers(place.url, fleet, "serve")
-    if workers is None:
+    until_s = time.monotonic() + FIRST_WORKER_S_MAX
+    while True:
+        workers, bus = await find_workers(place.url, fleet, "serve")
+        if workers is not None:
+            break
         await bus.close()
-        raise ConfigError(f"no worker of the fleet {fleet.name!r} was ever started at {place.url}; start one first")
+        if time.monotonic() > until_s:
+            raise NotRunning(f"no worker of the fleet {fleet.name!r} was ever started at {place.url}; start one first")
+        await asyncio.sleep(FIRST_WORKER_PAUSE_S)
     return WorkersAsker(workers)
 
 
