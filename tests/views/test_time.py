@@ -406,6 +406,53 @@ def within_without_join() -> None:
     project(within_s=1)
 
 
+def join_by_a_number() -> None:
+    project(join=5, within_s=1)  # type: ignore[call-overload]
+
+
+def at_that_is_no_function() -> None:
+    project(at="measured_at")  # type: ignore[call-overload]
+
+
+def window_that_is_none() -> None:
+    class A(View, window=60):
+        window: Key[int]
+
+
+def lateness_that_is_none() -> None:
+    class A(View, lateness_s=-1):
+        zone: Key[str]
+
+
+def late_that_is_none() -> None:
+    class A(View, late="ignore"):
+        zone: Key[str]
+
+
+def origins_that_are_none() -> None:
+    class A(View):
+        depot: Key[str]
+
+        @project(join="parcel", within_s=60)
+        def both(self, departed: Departed, arrived: Arrived, left: Origin, came: int) -> None: ...
+
+
+def events_without_a_type() -> None:
+    class A(View):
+        depot: Key[str]
+
+        @project(join="parcel", within_s=60)
+        def both(self, departed: Departed, arrived) -> None: ...  # type: ignore[no-untyped-def]
+
+
+def key_of_one_event() -> None:
+    class A(View):
+        depot: Key[str]
+
+        @project(join="parcel", within_s=60, key=lambda arrived: arrived.depot)
+        def both(self, departed: Departed, arrived: Arrived) -> None: ...
+
+
 def window_of_nothing() -> None:
     tumbling(seconds=0)
 
@@ -427,11 +474,55 @@ def window_of_nothing() -> None:
         (join_by_event_time, "joins go by the time of the log; leave at= out"),
         (within_without_join, "is for a join; name its field too: join='parcel'"),
         (window_of_nothing, "give 1 to 31622400 whole seconds"),
+        (join_by_a_number, "give the field that must be equal in both events, join='parcel', or its two names"),
+        (at_that_is_no_function, "give a function, such as at=lambda event: event.measured_at"),
+        (window_that_is_none, r"A: window=60; give tumbling\(seconds=60\)"),
+        (lateness_that_is_none, "lateness_s=-1; give 0 to 31622400 seconds"),
+        (late_that_is_none, "late='ignore'; give 'drop' or 'apply'"),
+        (origins_that_are_none, "annotate 'came' with Origin"),
+        (events_without_a_type, "annotate 'arrived' with the event that this handler is for"),
+        (key_of_one_event, "key= of a join takes both events"),
     ],
 )
 def test_what_cannot_be_is_refused_where_it_is_defined(definition: Callable[[], None], said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         definition()
+
+
+def test_an_event_without_a_row_is_in_no_window_and_a_pair_may_have_several_keys() -> None:
+    class SomePerMinute(View, window=tumbling(seconds=60)):
+        zone: Key[str]
+        window: Key[int]
+        count: int = 0
+
+        @project(key=lambda event: event.zone if event.at else None)
+        def measured(self, event: Measured) -> None:
+            self.count += 1
+
+    log = given_log(Measured(at=0.0), Measured(at=1.0, zone="B"), at=60.0)
+    assert log.project(SomePerMinute) == [SomePerMinute(zone="B", window=60, count=1)]
+
+    class Each(View):
+        depot: Key[str]
+        weight: Key[int]
+        count: int = 0
+
+        @project(join="parcel", within_s=60)
+        def both(self, departed: Departed, arrived: Arrived) -> None:
+            self.count += 1
+
+    log = given_log(Departed(parcel=1, weight=5), Arrived(parcel=1))
+    assert log.project(Each) == [Each(depot="north", weight=5, count=1)]
+
+    class SomePairs(View):
+        depot: Key[str]
+        count: int = 0
+
+        @project(join="parcel", within_s=60, key=lambda departed, arrived: None if departed.weight > 4 else "x")
+        def both(self, departed: Departed, arrived: Arrived) -> None:
+            self.count += 1
+
+    assert log.project(SomePairs) == []
 
 
 def test_a_join_may_use_fields_of_two_names_and_a_key_of_both() -> None:
