@@ -72,6 +72,9 @@ class Member(Struct, frozen=True):
     routes: bool = False
     """Whether it sends on what is for agents that no node here runs: it is between this level and others."""
 
+    shards_run: tuple[str, ...] = ()
+    """Of an owner of some shards: the agents that all owners together run, as their configuration names them."""
+
     @property
     def assignment(self) -> Assignment | None:
         """Which agents it runs; None if it does not say."""
@@ -372,7 +375,15 @@ def may_run(address: str, members: Sequence[Member]) -> bool:
     return any(
         (not one.kinds or kind in one.kinds) and (one.assignment is None or one.assignment.runs(address))
         for one in members
+        if not one.shards_run or names(one, address)
     )
+
+
+def names(member: Member, address: str) -> bool:
+    """Whether a node names this agent as its own, or as one of the owners of its fleet's shards."""
+    named = member.agents or member.shards_run
+    found = _assignment(named) if named else None
+    return found is not None and found.runs(address)
 
 
 def overlaps(me: Member, members: Sequence[Member]) -> list[str]:

@@ -438,9 +438,9 @@ def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) ->
     since = datetime.fromtimestamp(host.clock.wall_ns() / 1_000_000_000, UTC).isoformat(timespec="seconds")
     run = entropy.token(RUN_BYTES).hex()
     member = describe_node(node, run, version, since, host.declaration.plans, host.declaration.actuators.by_tag)
-    # Of several owners of shards each runs those of its shards only; they announce nothing.
+    # Of several owners of shards each runs those of its shards only; they announce what all of them run together.
     if len(host.journal.identity.owned) < host.shards.total:
-        return member
+        return structs.replace(member, shards_run=host.assignment.agents)
     epoch = max(shard.epoch for shard in host.shards)
     assignment = host.assignment
     return structs.replace(member, agents=assignment.agents, everything=assignment.is_everything, epoch=epoch)

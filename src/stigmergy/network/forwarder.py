@@ -24,7 +24,7 @@ from stigmergy.base.errors import Overloaded, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.cloudevents import STRUCTURED, CloudEvent, data_of, read_event, write_structured
 from stigmergy.bus.port import Bus, BusMessage
-from stigmergy.bus.presence import Member, Presence, may_run
+from stigmergy.bus.presence import Presence, may_run, names
 from stigmergy.bus.replies import ANSWER, TAKEN
 from stigmergy.bus.topics import Channel, Topics, escape, parse_topic
 from stigmergy.network.level_links import (
@@ -201,7 +201,7 @@ class Forwarder:
     def forwards(self, agent: str) -> bool:
         """Whether this node takes commands for an agent that it does not run."""
         way, _ = self.way_to(agent)
-        if way is not None or any(_names(one, agent) for one in self._presence.away()):
+        if way is not None or any(names(one, agent) for one in self._presence.away()):
             return True
         keeps = self._host.settings.commands.unclaimed == "keep"
         return self.links.has_below and keeps and agent.partition("/")[0] in self._host.declaration.plans
@@ -216,17 +216,19 @@ class Forwarder:
         """The way to an agent, and where it leads, in words; or None, and why. What came by a link does not leave by
         it. Who names an agent comes before who runs all of its kind, and the level above comes last."""
         others, links = self._presence.others(), self.links
-        if here := [one for one in others if _names(one, agent)]:
+        if here := [one for one in others if names(one, agent)]:
             return self._bus, f"node {here[0].node!r}"
         if ways := [one for one in links.find(agent, all_of_kind=False) if one.name != came_by]:
             return _reachable(ways)
-        if gone := [one for one in self._presence.away() if _names(one, agent)]:
+        if gone := [one for one in self._presence.away() if names(one, agent)]:
             return None, f"node {gone[0].node!r} runs it, and is away"
         kind = agent.partition("/")[0]
         if here := [one for one in others if one.everything and kind in one.kinds]:
             return self._bus, f"node {here[0].node!r}"
         if ways := [one for one in links.find(agent, all_of_kind=True) if one.name != came_by]:
             return _reachable(ways)
+        if came_by != BUS and may_run(agent, [one for one in others if not one.routes]):
+            return self._bus, "a node that does not say which agents it runs"
         above = links.above
         if above is not None and came_by != above.name:
             return _reachable([above])
@@ -520,11 +522,6 @@ def travel_of(event: CloudEvent) -> Travel:
     expires_ns, hops = event.number("expires") or 0, event.number("hops") or 0
     texts = [event.text(name) for name in ("origin", "replaces", "supersededby")]
     return Travel(False, expires_ns, 0, texts[0], texts[1], texts[2], hops, BUS if hops else "")
-
-
-def _names(member: Member, agent: str) -> bool:
-    assignment = member.assignment
-    return bool(member.agents) and assignment is not None and assignment.runs(agent)
 
 
 def _reachable(ways: list[Neighbour]) -> tuple[Neighbour | None, str]:
