@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, get_args
 import msgspec
 from msgspec import Struct
 
-from stigmergy.agents.view import ViewColumn, ViewPlan
+from stigmergy.agents.view import INTEGER_END, ViewColumn, ViewPlan
 from stigmergy.base.errors import ConfigError, Malformed, StoreConflict, StoreForeign
 
 ROWS_DEFAULT = 100
@@ -188,6 +188,8 @@ def _checked(plan: ViewPlan, columns: dict[str, ViewColumn], one: RowCondition) 
         value = msgspec.convert(one.value, plan.hints[one.field])
     except msgspec.ValidationError as error:
         raise Malformed(f"{plan.name}.{one.field} {one.op} {one.value!r} does not fit: {error}") from None
+    if column.kind == "int" and not -INTEGER_END <= value < INTEGER_END:
+        raise Malformed(f"{plan.name}.{one.field} {one.op} {value}: no row has a whole number of more than 64 bits")
     return RowCondition(one.field, one.op, value)
 
 
