@@ -10,7 +10,7 @@ import trustme
 
 import stigmergy as st
 from stigmergy.base.errors import ConfigError, Malformed, TrustError, UnknownKind, UnknownTag, ViewBehind
-from stigmergy.control.view_service import WITHIN_S_MAX
+from stigmergy.serve.api import VIEW_WITHIN_S_MAX
 from stigmergy.serve.tokens import Tokens
 from tests.clients.cable import Cable
 from tests.clients.rig import SCHEMES, WAIT_S_MAX, Board, Cart, Dock, Drive, Driven, Seen, client, warehouse_served
@@ -40,7 +40,7 @@ async def test_commands_observations_and_states(tmp_path: Path, scheme: str) -> 
         assert far.members() == []
 
 
-@pytest.mark.parametrize("scheme", ["grpc"])
+@both
 async def test_views_are_asked_as_in_the_program(tmp_path: Path, scheme: str) -> None:
     async with warehouse_served(tmp_path) as urls, client(urls, scheme) as far:
         for number in range(6):
@@ -48,7 +48,7 @@ async def test_views_are_asked_as_in_the_program(tmp_path: Path, scheme: str) ->
         await far.send("Cart/c0", Drive(to="dock-1"))
         answer = await far.send("Cart/c0", Drive(to="dock-1"))
         assert isinstance(answer, st.Accepted)
-        docks = far.view(Dock).after_command("Cart/c0", answer.position, WITHIN_S_MAX)
+        docks = far.view(Dock).after_command("Cart/c0", answer.position, VIEW_WITHIN_S_MAX)
         assert await docks.get("dock-1") == Dock(to="dock-1", drives=4, last="Cart/c0")
         assert [row.to for row in await docks.where(lambda row: row.drives < 3).all()] == ["dock-0", "dock-2"]
         assert await docks.where(last="Cart/c5").first() == Dock(to="dock-2", drives=2, last="Cart/c5")
@@ -56,6 +56,8 @@ async def test_views_are_asked_as_in_the_program(tmp_path: Path, scheme: str) ->
         assert [row.to for row in rows] == ["dock-1", "dock-0"]
         rows, cursor = await docks.order("drives", descending=True).limit(2).page(cursor)
         assert ([row.to for row in rows], cursor) == (["dock-2"], "")
+        with pytest.raises(Malformed, match="more than 64 bits"):
+            await docks.where(drives=2**63).all()
         with pytest.raises(Malformed, match="has no field 'speed'"):
             await docks.where(speed=1).all()
         with pytest.raises(ViewBehind, match="Dock"):

@@ -5,6 +5,7 @@ httpx, because it is small, all Python (a device has no compiler), and speaks TL
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -105,6 +106,12 @@ class HttpTransport:
                 asked = {"kind": request.kind, "where": request.where, "limit": request.limit, "cursor": request.after}
                 given = {name: value for name, value in asked.items() if value}
                 found = self._read(await self._do("GET", "/v1/agents", query=given), replies.AgentsReply)
+            case protocol.ViewRequest():
+                names = ("where", "order", "limit", "cursor", "after")
+                given = {name: value for name in names if (value := getattr(request, name)) not in ("", [])}
+                given["within_s"] = math.ceil(request.within_s)
+                answer = await self._do("GET", f"/v1/views/{quote(request.view, safe='')}", query=given)
+                found = self._read(answer, replies.ViewReply)
             case _:
                 raise ConfigError(f"the HTTP API has no {type(request).__name__}")
         return found  # type: ignore[no-any-return]
