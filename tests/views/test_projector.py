@@ -16,7 +16,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.node import SimNode
-from stigmergy.sim.views import SimViewStore
+from stigmergy.sim.views import SimViewDisk, SimViewStore
 from stigmergy.views import projector as projectors
 from stigmergy.views.port import shard_name
 from tests.agents import meters
@@ -271,6 +271,28 @@ def test_changed_code_is_refused_where_the_view_says_so() -> None:
         await caught_up(live)
 
     play(declare([ZoneLoad], shards=1), main)
+
+
+def test_rows_of_another_fleet_are_not_mixed_with_ours() -> None:
+    """Two fleets that share a database, with a view of the same name."""
+
+    async def fill(node: SimNode) -> SimViewDisk:
+        live = await node.start()
+        await live.send("Drone/D-0", Enter(zone="Z"))
+        await caught_up(live)
+        await node.stop()
+        return node._view_disk
+
+    disk = play(declare([ZoneLoad], shards=1), fill)
+    other = Declaration("ground", agents=[Drone], views=[ZoneLoad])
+
+    async def main(node: SimNode) -> None:
+        node._view_disk = disk
+        with pytest.raises(ViewFailed, match="of the fleet zones, not of ground; give each fleet a file or a database"):
+            await node.start()
+        await node.kill()
+
+    play(other, main)
 
 
 class Broken(View):

@@ -375,7 +375,7 @@ def _plan(
     )
     first = plan.values_of(cls(**{name: plan.hints[name]() for name in keys}))
     with_time = (time,) if time != ViewTime() else ()
-    code = encode((version, plan.shape, first, described, *with_time))
+    code = encode((version, plan.shape, first, described, *with_time, *([fleets] if fleets else [])))
     return structs.replace(plan, digest=blake3(code).digest(length=16))
 
 

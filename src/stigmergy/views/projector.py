@@ -155,20 +155,28 @@ class Projector:
 
     async def start(self) -> None:
         """Begins to follow. Raises ViewChanged if the view may not be made anew, although its code has changed."""
-        with_others = await self._retrying_once()
-        if with_others is not None and with_others.digest != self.plan.digest and self.plan.on_change == "refuse":
+        try:
+            self._check_known(await self.store.find(self.plan.name))
+        except RETRIED as error:
+            self.trouble = str(error)  # the task tries again; agents run without their views
+        self._task = asyncio.ensure_future(self._live())
+
+    def _check_known(self, known: StoredView | None) -> None:
+        """Refuses rows that may not be made anew, and those of another fleet that has a view of the same name."""
+        if known is None:
+            return
+        if known.digest != self.plan.digest and self.plan.on_change == "refuse":
             raise ViewChanged(
                 f"view {self.plan.name}: its rows were made by other code, and it is declared with on_change='refuse'; "
                 "go back to that code, or declare on_change='rebuild' to make the rows anew from the log"
             )
-        self._task = asyncio.ensure_future(self._live())
-
-    async def _retrying_once(self) -> StoredView | None:
-        try:
-            return await self.store.find(self.plan.name)
-        except RETRIED as error:
-            self.trouble = str(error)  # the task tries again; agents run without their views
-            return None
+        own = [source.fleet for source in self._sources]
+        others = sorted({name.rpartition("/")[0] for name in known.positions} - set(own))
+        if others:
+            raise ViewFailed(
+                f"view {self.plan.name}: the rows there are of the fleet {', '.join(others)}, not of {', '.join(own)}; "
+                "give each fleet a file or a database of its own"
+            )
 
     async def stop(self) -> None:
         """Ends. What is not written is read again by the next start."""
@@ -294,6 +302,7 @@ class Projector:
         """Finds the table to go on with, or makes one, and the place in the logs."""
         plan = self.plan
         known = await self.store.find(plan.name)
+        self._check_known(known)
         self.building = known is None or known.digest != plan.digest
         self._table = plan.name + (NEXT if self.building else "")
         if self.building:
