@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from stigmergy import Agent, Command, Effects, Event, Events, Fleet, Publish, Se
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import NodeConfig
 from stigmergy.app.workers import NatsWorker
-from stigmergy.base.errors import DefinitionError
+from stigmergy.base.errors import DefinitionError, TooLarge
 from stigmergy.control.live import Live
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.nats import start_single
@@ -162,6 +163,27 @@ async def test_what_cannot_be_taken_is_refused_and_the_rest_goes_on(tmp_path: Pa
             await a.send("Strange/s1", Count(n=n))
         await until(lambda: seen(live, "s1") == [1, 3, 5])
         await until(lambda: live.standing().counters["history_unfit"] == 3)
+
+
+async def test_what_could_not_be_put_in_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows would move the mark past it, and it would never come again."""
+    url = f"memory:{tmp_path.name}"
+    async with running(meters, tmp_path, url, "a") as a:
+        async with running(office("all"), tmp_path, url, "o") as live:
+            plain = live.host.intake.take_numbered
+
+            def take(stream: Any, sequence: int, *rest: Any, **options: Any) -> Any:
+                if sequence == 3:
+                    raise TooLarge("no room for this one")
+                return plain(stream, sequence, *rest, **options)
+
+            monkeypatch.setattr(live.host.intake, "take_numbered", take)
+            await count(a, "m1", 0, 6)
+            await until(lambda: any("it has ended: no room for this one" in one for one in live.troubles()))
+            assert seen(live, "m1") in ([0, 1], [0], [])
+        async with running(office("all"), tmp_path, url, "o") as live:
+            await until(lambda: len(seen(live, "m1")) >= 6)
+            assert seen(live, "m1") == list(range(6))
 
 
 def test_wrong_declarations_are_refused() -> None:

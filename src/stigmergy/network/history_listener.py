@@ -32,6 +32,8 @@ from stigmergy.shard.inputs import SequencesSkipped
 WAIT_S = 60.0
 """So long without any node that answers is a trouble."""
 PAUSE_S = 0.05
+"""Between two tries to put an event into a full mailbox."""
+TROUBLE_PAUSE_S = 1.0
 TAKEN_COUNT_MAX = 500
 """Events that are not durable yet; then they are waited for."""
 NOTED_POSITIONS = 10_000
@@ -141,19 +143,25 @@ class HistoryListener:
         while True:
             try:
                 node, shard, at, one = await listening.watching.step()
-                listening.trouble = ""
-                if one is not None:
-                    await self._give(listening, one)
-                elif at.index == WHOLE and not at.latest:
-                    await self._note(listening, node, shard, at)
             except StopAsyncIteration:
                 return
             except LogCut as cut:
                 listening.lost = str(cut)
+                continue
             except StigmergyError as error:
                 listening.trouble = str(error)
-                if self._host.failure is not None:
-                    return
+                await asyncio.sleep(TROUBLE_PAUSE_S)
+                continue
+            listening.trouble = ""
+            try:
+                if one is not None:
+                    await self._give(listening, one)
+                elif at.index == WHOLE and not at.latest:
+                    await self._note(listening, node, shard, at)
+            except StigmergyError as error:
+                # What comes behind it must not be taken before it: the next start goes on at the last noted position.
+                listening.lost = f"it has ended: {error}; start the node again"
+                return
 
     async def _give(self, listening: _Listening, one: Published) -> None:
         """Puts it into the mailbox, in the order of the log; without room it waits."""

@@ -9,8 +9,9 @@ was away goes on where it was. Nodes are found by asking all, and by their prese
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -209,7 +210,7 @@ class NodesWatching(LogWatching):
         self._finding: asyncio.Task[None] | None = None
 
     @property
-    def unanswered(self) -> list[str]:
+    def unanswered(self) -> Sequence[str]:  # type: ignore[override]  # worked out when it is asked for
         """Nodes that were asked and do not answer at present: what they have published comes when they are back."""
         return sorted(name for name, node in self._nodes.items() if node.is_silent)
 
@@ -277,7 +278,8 @@ class NodesWatching(LogWatching):
     async def _find(self) -> None:
         """Asks who is there."""
         while True:
-            await self._client.ask(EVERY_NODE, HistoryRequest(self._client.name, self.id, 0))
+            with contextlib.suppress(StigmergyError):  # told when one of them is asked itself
+                await self._client.ask(EVERY_NODE, HistoryRequest(self._client.name, self.id, 0))
             await asyncio.sleep(FIND_LATER_S if self._reached.is_set() else FIND_S)
 
     async def _follow(self, name: str, node: _Node) -> None:

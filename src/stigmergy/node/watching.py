@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Self
@@ -78,6 +78,8 @@ class Watching(abc.ABC):
     """Where to go on, as that of an event; it moves also while nothing is heard. Empty over a bus without history."""
     truncated: Mapping[str, str] = MappingProxyType({})
     """By node: what it did not send, because retention has dropped it."""
+    unanswered: Sequence[str] = ()
+    """Nodes that do not answer at present: what they have published comes when they are back."""
 
     @abc.abstractmethod
     async def wait_ready(self) -> None:
