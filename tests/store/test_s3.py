@@ -201,6 +201,14 @@ async def test_what_servers_say_in_trouble(
         await gone.delete("a", 1)
 
 
+async def test_the_right_region_is_named() -> None:
+    body = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
+    listening, url = await answering("400 Bad Request", body)
+    with pytest.raises(ConfigError, match=r"not in x; write \?region=eu-west-1"):
+        await (await (await open_store(url, CLOCK)).objects("b")).names()
+    listening.close()
+
+
 async def test_a_server_is_trusted_by_its_certificate(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")

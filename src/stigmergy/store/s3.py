@@ -165,9 +165,13 @@ class S3Answer(Struct, frozen=True):
 
     @property
     def code(self) -> str:
-        """The error's name in its XML; empty if there is none."""
+        """The error's name; empty if there is none."""
+        return self.text("Code")
+
+    def text(self, name: str) -> str:
+        """What the XML of an error says under this name; empty if it says nothing."""
         try:
-            return (ET.fromstring(self.body).findtext("Code") or "") if self.body else ""
+            return (ET.fromstring(self.body).findtext(name) or "") if self.body else ""
         except ET.ParseError:
             return ""
 
@@ -269,7 +273,7 @@ class S3Connection:
             "AuthorizationHeaderMalformed",
             "IllegalLocationConstraintException",
         ):
-            region = answer.headers.get("x-amz-bucket-region", "another one")
+            region = answer.headers.get("x-amz-bucket-region") or answer.text("Region") or "REGION"
             return ConfigError(f"{where}: the bucket is not in {self.address.region}; write ?region={region}")
         return StoreForeign(f"{where}: refused with {answer.status} {code}; is this a server of S3?")
 
