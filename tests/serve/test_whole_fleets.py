@@ -189,8 +189,11 @@ async def test_three_nodes_on_a_broker(tmp_path: Path, mosquitto: Broker) -> Non
         here = {parcel for parcel in range(PARCELS) if route(parcel)[2].startswith("Cart/n")}
         heard = [watched.next()[1] for _ in here]
         assert {one["fields"]["parcel"] for one in heard} == here
-        rows = yard.nodes["north"].get("/v1/views/Arrivals?limit=1000").json["rows"]
-        assert {row["parcel"]: row["count"] for row in rows} == dict.fromkeys(here, 1)
+        rows = "/v1/views/Arrivals?limit=1000"
+        wait_until(lambda: len(yard.nodes["north"].get(rows).json["rows"]) == len(here))
+        counts = {row["parcel"]: row["count"] for row in yard.nodes["north"].get(rows).json["rows"]}
+        assert counts == dict.fromkeys(here, 1)
+        watched.close()
     finally:
         for served_node in yard.nodes.values():
             served_node.end()
