@@ -64,7 +64,7 @@ SYNC_EVERY_S = 5.0
 ROWS_MAX = 200_000
 """Rows of a view in memory; with more of them it reads those that it needs from the store."""
 PAUSE_S = 0.1
-PAUSE_S_MAX = 30.0
+PAUSE_S_MAX = 5.0
 CONFLICT_S = 5.0
 """If another process writes the rows, it looks after so long whether it still does."""
 
