@@ -1,10 +1,14 @@
 """Who is let in: tokens and scopes, names of the server, origins of web pages, addresses, and how often."""
 
+import http.client
 import json
+import ssl
 import stat
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import trustme
 
 from stigmergy.base.errors import ConfigError, TrustError
 from stigmergy.serve.access import CALLERS_MAX, AccessGate, DeniedRequest, Policy, check_listening
@@ -150,3 +154,30 @@ def test_each_caller_has_a_rate_of_its_own(tmp_path: Path) -> None:
         gate.admit(HOST, "a", "http")
     for number in range(CALLERS_MAX + 10):
         gate.admit(HOST, f"c{number}", "http")
+
+
+def test_tls_with_a_token(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    (folder / "fleet.crt").write_bytes(b"".join(one.bytes() for one in issued.cert_chain_pems))
+    (folder / "fleet.pem").write_bytes(issued.private_key_pem.bytes())
+    made = cli(folder, "token", "create", "a", "--scope", "read", "--tokens", "delivery.db.tokens", "--json")
+    token = json.loads(made.stdout)["token"]
+    node = run_served(folder, "--cert", "fleet.crt", "--cert-key", "fleet.pem", listen="0.0.0.0:0")
+    try:
+        assert node.url.startswith("https://")
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        connection = http.client.HTTPSConnection("localhost", urlsplit(node.url).port, context=context, timeout=240)
+        connection.request("GET", "/v1/agents", headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["agents"]) == (200, [])
+        connection.close()
+        with pytest.raises(OSError, match=r"reset|closed|timed out|aborted|broken|Broken|Remote end"):
+            ServedProcess.at(node.url.replace("https", "http")).get("/v1/agents")
+    finally:
+        assert node.end() == 0
+    refused = cli(folder, "run", "drone:fleet", "--serve", "127.0.0.1:0", "--cert", "fleet.crt")
+    assert refused.returncode == 2
+    assert "belong together" in refused.stderr
