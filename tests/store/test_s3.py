@@ -204,8 +204,11 @@ async def test_what_servers_say_in_trouble(
 async def test_the_right_region_is_named() -> None:
     body = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
     listening, url = await answering("400 Bad Request", body)
+    store = await open_store(url, CLOCK)
+    objects = await store.objects("b")
     with pytest.raises(ConfigError, match=r"not in x; write \?region=eu-west-1"):
-        await (await (await open_store(url, CLOCK)).objects("b")).names()
+        await objects.names()
+    await store.close()
     listening.close()
 
 

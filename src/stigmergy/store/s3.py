@@ -191,6 +191,10 @@ class S3Connection:
         while not self._idle.empty():
             self._idle.get().close()
 
+    def __del__(self) -> None:
+        # A store that was forgotten leaves no sockets behind.
+        self.close()
+
     def send(self, request: S3Request, *accepted: int) -> S3Answer:
         """The answer, if its status is one of these; any other becomes an error. Runs in a thread."""
         is_write = request.method in ("PUT", "DELETE")
@@ -240,10 +244,12 @@ class S3Connection:
         try:
             line.connect()
         except ssl.SSLCertVerificationError as error:
+            line.close()
             raise ConfigError(
                 f"{self.address.shown}: its certificate is not trusted ({error}); give &ca=FILE"
             ) from None
         except OSError as error:
+            line.close()
             raise StoreUnavailable(f"{self.address.shown}: cannot be reached ({error}); try again") from None
         return line
 
