@@ -201,7 +201,9 @@ class Forwarder:
     def forwards(self, agent: str) -> bool:
         """Whether this node takes commands for an agent that it does not run."""
         way, _ = self.way_to(agent)
-        if way is not None or any(names(one, agent) for one in self._presence.away()):
+        # A link that is down now keeps nothing from being taken: it is sent on when the link is back.
+        ways = (self.links.above, *self.links.find(agent, all_of_kind=False), *self.links.find(agent, all_of_kind=True))
+        if way is not None or any(ways) or any(names(one, agent) for one in self._presence.away()):
             return True
         keeps = self._host.settings.commands.unclaimed == "keep"
         return self.links.has_below and keeps and agent.partition("/")[0] in self._host.declaration.plans
