@@ -252,7 +252,7 @@ async def test_a_node_may_answer_no_queries_and_no_more_than_it_can(
 async def test_what_retention_has_dropped_is_said(tmp_path: Path) -> None:
     url = f"memory:{tmp_path.name}"
     forgetful = Settings(
-        snapshots=Snapshots(every_events=20, every_s=0.1, tail_ratio=0.0, share_max=1.0),
+        snapshots=Snapshots(every_events=20, every_s=3600.0, tail_ratio=0.0, share_max=1.0),  # the first ten stay
         retention=Retention(keep_s=0.0, reserve_bytes=0, check_every_s=0.05),
     )
     async with node(tmp_path, url, "a", [], forgetful) as live, stigmergy.connect(url, fleet="hall") as far:

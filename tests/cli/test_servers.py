@@ -219,6 +219,7 @@ async def test_processes_that_do_not_end_at_sigterm_are_killed_side_by_side(
     cluster = object.__new__(_Cluster)
     cluster._stopping = asyncio.Event()
     cluster._workers, cluster._gateways, cluster._servers, cluster._watching = children, [], [], []
+    cluster._apis, cluster._projectors = [], []
     monkeypatch.setattr(up, "WORKERS_END_S_MAX", 2.0)
     begun_s = time.monotonic()
     await cluster._end()

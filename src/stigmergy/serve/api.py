@@ -26,7 +26,7 @@ from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, StigmergyError, UnknownKind, error_named
 from stigmergy.control import protocol
-from stigmergy.control.replies import MissingPart, ObservedOutcome
+from stigmergy.control.replies import MissingPart, ObservedOutcome, ViewsReply
 from stigmergy.node.declaration import Declaration
 from stigmergy.serve.access import AccessGate, DeniedRequest
 from stigmergy.serve.asker import Asker
@@ -290,6 +290,8 @@ class Api:
 
     async def _views(self, call: HttpCall) -> HttpAnswer:
         call.query(())
+        if not self.fleet.views:
+            return json_answer(ViewsReply([]))
         return json_answer(await self.asker.ask(protocol.ViewsRequest()))
 
     async def _view(self, call: HttpCall) -> HttpAnswer:
