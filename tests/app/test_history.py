@@ -228,8 +228,10 @@ async def test_a_node_may_answer_no_queries_and_no_more_than_it_can(
     closed = Settings(bus=BusSettings(queries=False))
     async with stigmergy.connect(url, fleet="hall", within_s=WAIT_S_MAX) as far:
         async with node(tmp_path, url, "a", [], closed):
+            refused = far.watch(latest=True)
             with pytest.raises(ConfigError, match="node 'a': this node answers no queries"):
-                await take(far.watch(latest=True), 1)
+                await take(refused, 1)
+            await refused.aclose()  # it would go on asking, and take the only place below
         monkeypatch.setattr(service, "WATCHES_MAX", 1)
         monkeypatch.setattr(watches, "REFUSED_PAUSE_S", 0.1)
         monkeypatch.setattr(service, "IDLE_S_MAX", 1.0)
