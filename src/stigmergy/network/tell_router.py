@@ -499,9 +499,18 @@ class TellRouter:
         frame = read_frame(message.payload)
         if self._host.intake.shard_of(to) not in self._host.shards or not self._is_for_us(to):
             return
+        if not self._host.assignment.runs(to) and not self._may_pass_on(frame):
+            return
         said = await self._take(to, frame, BUS)
         topic = Topics(frame.fleet, frame.site).of_node(frame.node, Channel.ACKNOWLEDGEMENTS)
         await self._say(BusMessage(topic, write_tells(said), CONTENT_TYPE))
+
+    def _may_pass_on(self, frame: TellFrame) -> bool:
+        """Whether tells for an agent elsewhere are ours to send on. Never our own, which a broker may have held for our
+        session; and not before announcements are here: a node at this level that we do not know yet takes them too."""
+        if (frame.fleet, frame.site, frame.node) == (self._topics.fleet, self._topics.site, self._node):
+            return False
+        return self._up_ns is not None and self._clock.monotonic_ns() - self._up_ns > SETTLE_S * SECOND_NS
 
     def _hear_carried(self, neighbour: Neighbour, carried: TellsCarried | TellsTold) -> None:
         """The same over a link between levels. A frame that there is no room for is sent again."""
