@@ -9,14 +9,14 @@ ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-TYPED := $(wildcard src tests examples apps proofs bench rigs)
+TYPED := $(wildcard src tests examples apps proofs bench rigs deploy)
 COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
 
 # Tests start many processes. Each would compile all of src anew if none may keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup check format test cover prove nightly demo bench drawings lock clean
+.PHONY: help setup check format test cover prove nightly demo bench web pictures dashboards drawings lock clean
 
 help: ## Say what each target does (the default).
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,15 @@ demo: setup ## Fly the edge agent over a real broker, kill it, cut its link, pro
 bench: setup .venv/.bench ## Measure (ARGS goes to the benchmarks).
 	$(BIN)/python -m bench $(ARGS)
 
+web: web/node_modules/.package-lock.json ## Check web/ and build the page into src/stigmergy/serve/web (needs Node 20.19 or newer).
+	cd web && npm run --silent check && npm run --silent build
+
+dashboards: setup ## Make deploy/ and the tables of docs/metrics.md and docs/logging.md anew from their lists.
+	$(BIN)/python -m deploy
+
+pictures: setup ## Take the pictures of the page in docs/images anew (needs chromium).
+	$(BIN)/python -m rigs.pictures
+
 drawings: setup ## Draw the pictures in docs/images anew from their texts.
 	$(BIN)/python docs/images/draw.py docs/images/*.txt
 
@@ -60,14 +69,19 @@ lock: setup .venv-lock/.lock ## Resolve pyproject.toml anew into requirements/ (
 	$(COMPILE) $(ARGS) -c requirements/dev.txt -o requirements/base.txt
 	$(COMPILE) $(ARGS) -c requirements/dev.txt --group dev --group prove -o requirements/prove.txt
 	$(COMPILE) $(ARGS) -c requirements/dev.txt --group bench -o requirements/bench.txt
-	.venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 $(ARGS) \
-		--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
-		--group lock -o requirements/lock.txt
+	for group in lock node; do \
+		.venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 $(ARGS) \
+			--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+			--group $$group -o requirements/$$group.txt || exit 1; \
+	done
 
 clean: ## Remove the environments, caches and build results; data files stay.
-	rm -rf .venv .venv-lock .venv.lock build dist htmlcov .coverage .coverage.* \
+	rm -rf .venv .venv-lock .venv.lock build dist web/node_modules htmlcov .coverage .coverage.* \
 		.mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find src tests examples apps proofs bench rigs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# A lock names every package, so nothing is left to resolve (--no-deps): pip 23 would look for coverage[toml] among all
+# versions, and refuse the newest because it has no hash.
 
 # The stamps. Two makes at once in one checkout take turns, where flock exists.
 .venv/.dev: requirements/dev.txt pyproject.toml
@@ -87,7 +101,7 @@ clean: ## Remove the environments, caches and build results; data files stay.
 		echo "setup: making .venv with $$found"; \
 		"$$found" -m venv --clear .venv || exit 1; \
 	fi; \
-	$(PIP) install --no-compile --use-pep517 --require-hashes -r requirements/dev.txt && \
+	$(PIP) install --no-deps --no-compile --use-pep517 --require-hashes -r requirements/dev.txt && \
 	$(PIP) install --no-deps --no-build-isolation --editable . && \
 	touch $@
 
@@ -99,11 +113,14 @@ clean: ## Remove the environments, caches and build results; data files stay.
 	done; wait; touch $@
 
 .venv/.prove: requirements/prove.txt .venv/.dev
-	@$(PIP) install --use-pep517 --require-hashes -r requirements/prove.txt && touch $@
+	@$(PIP) install --no-deps --use-pep517 --require-hashes -r requirements/prove.txt && touch $@
 
 .venv/.bench: requirements/bench.txt .venv/.dev
-	@$(PIP) install --require-hashes -r requirements/bench.txt && touch $@
+	@$(PIP) install --no-deps --require-hashes -r requirements/bench.txt && touch $@
+
+web/node_modules/.package-lock.json: web/package-lock.json
+	cd web && npm ci --silent && touch node_modules/.package-lock.json
 
 .venv-lock/.lock: requirements/lock.txt .venv/.dev
 	@$(BIN)/python -m venv .venv-lock && \
-	.venv-lock/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements/lock.txt && touch $@
+	.venv-lock/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes -r requirements/lock.txt && touch $@

@@ -51,7 +51,10 @@ BENCHMARKS = {
     "growth": Listed("growth", "cost per event with the fleet's size and the log's length"),
     "shared": Listed("shared", "what shared state costs: writes, deltas, bytes, stores"),
     "nats": Listed("nats.whole", "a fleet on NATS next to the raw engine, and what it does when something dies"),
+    "observed": Listed("observed", "what metrics cost: the same events with them and without"),
     "serve": Listed("serve", "commands and events over HTTP next to the same in process; views"),
+    "web": Listed("web", "what the page costs a browser and the node, with 10,000 agents that move"),
+    "workflows": Listed("workflows", "durable steps of workflows, next to dbos"),
     "sim": Listed("simulated", "how fast fleets are simulated"),
     "all": Listed("whole", "everything, one after the other"),
 }

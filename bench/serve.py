@@ -1,8 +1,8 @@
-"""A fleet over HTTP next to the same fleet in process: commands a second, latency, the event stream; and views.
+"""A fleet over HTTP and gRPC next to the same fleet in process: commands, latency, the event stream; and views.
 
 The node runs on SQLite in this process with its API; HTTP clients are a process of their own and speak HTTP by hand.
 Commands are sent by 32 clients at once, each waiting for its durable answer, in windows that take turns: in process,
-over HTTP. Latency is that of one client alone. The stream goes to 100 clients at 10,000 events a second.
+over HTTP, over gRPC. Latency is that of one client alone. The stream goes to 100 clients at 10,000 events a second.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from bench.views import TARGETS as VIEW_TARGETS
 from bench.views import measure_views
 from stigmergy import Agent, Command, Event, Events, Fleet, Live, decide, evolve, pack_envelope, within
 from stigmergy.base.errors import ConfigError
+from stigmergy.proto.numbers import write_numbers
+from stigmergy.proto.service import FleetProto
 from stigmergy.serve.access import Policy
 from stigmergy.serve.asker import NodeAsker
 from stigmergy.serve.listener import Address
@@ -119,33 +121,41 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def charts(figures: dict[str, Any]) -> list[Chart]:
     """What is drawn of them."""
-    bars = [Bar("in process", figures["commands_per_s_in_process"]), Bar("HTTP", figures["commands_per_s_http"])]
+    named = {"in process": "in_process", "HTTP": "http", "gRPC": "grpc"}
+    bars = [Bar(shown, figures[f"commands_per_s_{name}"]) for shown, name in named.items()]
     return [Bars("durable commands, 32 clients", "1/s", bars)]
 
 
 async def _measure(folder: Path, sizes: Sizes) -> dict[str, Any]:
-    async with _served(folder) as (live, port):
+    async with _served(folder) as (live, port, grpc_port):
         await _in_process(live, CLIENTS, 0.5)
         ours: list[dict[str, float]] = []
         http: list[dict[str, float]] = []
+        grpc: list[dict[str, float]] = []
         for _ in range(sizes.windows):
             ours.append(await _in_process(live, CLIENTS, sizes.window_s))
             http.append(await _load("commands", port, CLIENTS, sizes.window_s))
+            grpc.append(await _load("grpc", grpc_port, CLIENTS, sizes.window_s))
         alone: list[dict[str, float]] = []
         alone_http: list[dict[str, float]] = []
+        alone_grpc: list[dict[str, float]] = []
         for _ in range(sizes.windows):
             alone.append(await _in_process(live, 1, sizes.window_s))
             alone_http.append(await _load("commands", port, 1, sizes.window_s))
+            alone_grpc.append(await _load("grpc", grpc_port, 1, sizes.window_s))
         stream = await _stream(live, port, sizes)
     per_s, per_s_http = _median(ours, "per_s"), _median(http, "per_s")
     return {
         "commands_per_s_in_process": round(per_s),
         "commands_per_s_http": round(per_s_http),
+        "commands_per_s_grpc": round(_median(grpc, "per_s")),
         "commands_ratio": round(per_s_http / per_s, 3),
         "p50_ms_in_process": round(_median(alone, "p50_ms"), 3),
         "p99_ms_in_process": round(_median(alone, "p99_ms"), 3),
         "p50_ms_http": round(_median(alone_http, "p50_ms"), 3),
         "p99_ms_http": round(_median(alone_http, "p99_ms"), 3),
+        "p50_ms_grpc": round(_median(alone_grpc, "p50_ms"), 3),
+        "p99_ms_grpc": round(_median(alone_grpc, "p99_ms"), 3),
         "p99_above_ms": round(_median(alone_http, "p99_ms") - _median(alone, "p99_ms"), 3),
         **stream,
     }
@@ -156,16 +166,18 @@ def _median(windows: list[dict[str, float]], name: str) -> float:
 
 
 @asynccontextmanager
-async def _served(folder: Path) -> AsyncIterator[tuple[Live, int]]:
+async def _served(folder: Path) -> AsyncIterator[tuple[Live, int, int]]:
     fleet = Fleet("meters", agents=[Meter])
+    numbers = folder / "meters.proto.lock"
+    numbers.write_bytes(write_numbers(FleetProto(fleet, None).numbers))
     running = fleet.running(journal=f"sqlite:{folder}/meters.db", key=folder / "meters.key")
     async with running as live:
         asker = NodeAsker(running.service(live, "", lambda: None))
-        serving = Serving(Address("127.0.0.1", 0), folder / "tokens", Policy(rate_per_s=1e9))
-        server = ApiServer(fleet, asker, serving)
-        (url,) = await server.start()
+        own, policy = Address("127.0.0.1", 0), Policy(rate_per_s=1e9)
+        server = ApiServer(fleet, asker, Serving(own, folder / "tokens", policy, grpc=own, numbers=numbers))
+        http, grpc = await server.start()
         try:
-            yield live, urlsplit(url).port or 0
+            yield live, urlsplit(http).port or 0, urlsplit(grpc).port or 0
         finally:
             await server.close()
 
@@ -207,7 +219,7 @@ async def _said(process: asyncio.subprocess.Process) -> dict[str, float]:
 async def _load(*words: Any) -> dict[str, float]:
     process = await _start(*words)
     found = await _said(process)
-    await process.wait()
+    await process.communicate()  # to its end: `wait` alone leaves the pipe open
     return found
 
 
@@ -231,7 +243,7 @@ async def _stream(live: Live, port: int, sizes: Sizes) -> dict[str, Any]:
     await asyncio.gather(*sending)
     sent_s = time.time()
     found = await _said(process)
-    await process.wait()
+    await process.communicate()  # to its end: `wait` alone leaves the pipe open
     return {
         "stream_clients": sizes.stream_clients,
         "stream_events_per_s": round(expected / took_s),

@@ -69,7 +69,7 @@ ROWS = (
     Row("gateways", "", 10),
     Row("engines", "", 20),
     Row("ring_kill", "", 1),
-    Row("capture", "", 8),
+    Row("capture", "", 10),
     Row("nats_pipeline", "13", 18),
     Row("nats_fencing", "", 12),
     Row("copies", "", 8),

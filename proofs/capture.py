@@ -3,7 +3,8 @@
 A node observes numbers all the time. `stigmergy capture` follows it into a real PostgreSQL server. Captures are killed
 with SIGKILL while they write, the server as a crash would end it, the node too. At the end a capture catches up, and
 every event of the log must be in its table once, with the values that the log has. It must be the same table that a
-capture of the whole log at once makes.
+capture of the whole log at once makes. Beside it a second capture has the rows of a view, and is killed as well: each
+event must count in them once.
 
     python -m proofs.capture --kills 100 [--seed N]
 """
@@ -26,8 +27,8 @@ import psycopg
 from msgspec import Struct
 
 from proofs.report import Proof
+from rigs.postgres import PostgresServer, start_postgres
 from stigmergy.control.socket import answers_at
-from stigmergy.testing.postgres import PostgresServer, start_postgres
 
 KILLS = 100
 KILLS_QUICK = 10
@@ -40,8 +41,10 @@ WRITING_S_MAX = 2.0
 SERVER_SHARE = 0.2
 NODE_SHARE = 0.1
 """So many of the kills are of the server, and of the node."""
+VIEW_SHARE = 0.5
+"""So many of the others are of the capture that has the view."""
 MODULE = """
-from stigmergy import Agent, Event, Fleet, evolve
+from stigmergy import Agent, Event, Fleet, Key, View, evolve, project
 
 
 class Counted(Event):
@@ -66,7 +69,23 @@ class Counter(Agent):
         self.count += 1
 
 
-fleet = Fleet("counters", agents=[Counter], shards=3)
+class Totals(View):
+    agent: Key[str]
+    count: int = 0
+    total: int = 0
+
+    @project
+    def counted(self, event: Counted) -> None:
+        self.count += 1
+        self.total += event.number
+
+    @project
+    def doubled(self, event: Doubled) -> None:
+        self.count += 1
+        self.total += event.number
+
+
+fleet = Fleet("counters", agents=[Counter], views=[Totals], shards=3)
 
 
 @fleet.sensor(Counter, every_s=0.002)
@@ -84,6 +103,7 @@ class Figures(Struct):
     """How much was tried."""
 
     killed_captures: int = 0
+    killed_view_captures: int = 0
     killed_servers: int = 0
     killed_nodes: int = 0
     killed_in_a_transaction: int = 0
@@ -105,6 +125,8 @@ class Siege:
         self._node: subprocess.Popen[bytes] | None = None
         self._writing = False
         self._capture: subprocess.Popen[bytes] | None = None
+        self._rows: subprocess.Popen[bytes] | None = None
+        """The capture of the view."""
         (folder / "counters.py").write_text(MODULE, encoding="utf-8")
         # A sensor belongs to an agent that the node is told to run.
         (folder / "stigmergy.toml").write_text('[fleet]\nagents = ["Counter/a", "Counter/b", "Counter/c"]\n')
@@ -122,15 +144,17 @@ class Siege:
                 self._kill_somebody()
             self._end("_node")
             self._end("_capture")
+            self._end("_rows")
+            self._stigmergy(*self._capture_of_rows, "--once")
             for schema in ("counters", "anew"):
                 self._stigmergy("capture", "counters:fleet", "--to", self._url, "--schema", schema, "--once")
             self._compare()
         finally:
-            self._end("_node")
-            self._end("_capture")
+            for name in ("_node", "_capture", "_rows"):
+                self._end(name)
         return Proof(
             name="capture",
-            promise="whatever is killed: every event of the log is in PostgreSQL once, with its values",
+            promise="whatever is killed: every event of the log is in PostgreSQL once, and counts once in a view",
             cases=kills,
             violations=self.violations,
             figures=msgspec.structs.asdict(self.figures),
@@ -138,22 +162,28 @@ class Siege:
 
     # ------------------------------------------------------------------ killing
 
+    @property
+    def _capture_of_rows(self) -> tuple[str, ...]:
+        return ("capture", "counters:fleet", "--to", self._url, "--schema", "counters", "--view", "Totals")
+
     def _begin_missing(self) -> None:
         if self._node is None:
             self._node = self._start("run", "counters:fleet")
             _wait(lambda: answers_at(self._folder / "counters.db.sock"), "the node does not listen")
         if self._capture is None:
             self._capture = self._start("capture", "counters:fleet", "--to", self._url, "--schema", "counters")
+        if self._rows is None:
+            self._rows = self._start(*self._capture_of_rows)
 
     def _wait_for_progress(self) -> None:
         """Until something is captured that was not before: a capture that has only started proves nothing."""
-        before = self._positions()
+        before, counted = self._positions(), self._counted()
 
         def moved() -> bool:
-            for process in (self._node, self._capture):
+            for process in (self._node, self._capture, self._rows):
                 if process is not None and process.poll() is not None:
                     raise AssertionError((self._folder / "said").read_text(encoding="utf-8")[-4000:])
-            return self._positions() > before
+            return self._positions() > before and self._counted() > counted
 
         _wait(moved, "nothing is captured")
 
@@ -178,6 +208,9 @@ class Siege:
         elif drawn < SERVER_SHARE + NODE_SHARE:
             self._end("_node")
             self.figures.killed_nodes += 1
+        elif self._chance.random() < VIEW_SHARE:
+            self._end("_rows")
+            self.figures.killed_view_captures += 1
         else:
             self._end("_capture")
             self.figures.killed_captures += 1
@@ -213,6 +246,12 @@ class Siege:
         except psycopg.Error:
             return 0
 
+    def _counted(self) -> int:
+        try:
+            return int(self._ask('SELECT coalesce(sum(count), 0) FROM counters."Totals"')[0][0])
+        except psycopg.Error:
+            return 0
+
     # ------------------------------------------------------------------ comparing
 
     def _compare(self) -> None:
@@ -233,6 +272,13 @@ class Siege:
         for place in sorted(log.keys() | found.keys()):
             if log.get(place) != found.get(place):
                 self.violations.append(f"{place}: the log has {log.get(place)}, the table {found.get(place)}")
+        totals: dict[str, tuple[int, int]] = {}
+        for fields in log.values():
+            count, total = totals.get(fields["agent"], (0, 0))
+            totals[fields["agent"]] = (count + 1, total + fields["number"])
+        kept = {agent: (count, total) for agent, count, total in self._ask('SELECT * FROM counters."Totals"')}
+        if kept != totals:
+            self.violations.append(f"the view has {kept}, the log makes {totals}")
         self.figures.events = len(log)
         self.figures.commits = self._positions()
         del self.violations[20:]

@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 
 from proofs.engines_both import NAMES, Difference, Input, Tried, machine_code, plain_python, times
-from proofs.engines_programs import Program, draw_input, make_program
+from proofs.engines_inputs import draw_input
+from proofs.engines_programs import Program, make_program
 from proofs.engines_shrinking import Make, try_source
 from proofs.report import Proof
 

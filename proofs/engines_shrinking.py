@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from proofs.engines_both import Difference, Input, Tried, compare
-from proofs.engines_programs import load
+from proofs.engines_inputs import load
 from stigmergy.compiled.builder import Built
 from stigmergy.compiled.program import Program
 

@@ -27,7 +27,7 @@ from rigs.parted_cluster import PartedCluster
 from stigmergy.base.errors import LedgerError
 from stigmergy.nats.ledger import open_ledger
 from stigmergy.nats.naming import ledger_stream
-from stigmergy.testing.linearizability import Append, Outcome, Read, holding_violations, log_violations
+from stigmergy.testing.linearizability import Append, OperationOutcome, Read, holding_violations, log_violations
 
 ROUNDS = 100
 ROUNDS_OF_FIVE = 20
@@ -263,7 +263,7 @@ def prove(*, quick: bool = False) -> Proof:
         faults[one.fault] += 1
     held = sum(one.holds for one in found)
     violations = [sentence for one in found for sentence in one.violations]
-    if not operations[Outcome.COMMITTED.value] or not held:
+    if not operations[OperationOutcome.COMMITTED.value] or not held:
         violations.append("nothing was committed, or nothing was held: nothing was proved")
     return Proof(
         name="ledger_faults",

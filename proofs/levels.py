@@ -13,7 +13,6 @@ for the agent of the other, one after the other: sent again under the same id un
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import tempfile
@@ -21,10 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from proofs.report import Proof
-from proofs.tells_routed import MQTT, PACE_S, Node, Tally, Trial
-from stigmergy.testing.brokers import NoBroker, start_mosquitto
+from proofs.tells_routed import CUTS, MQTT, PACE_S, Node, Trial, main, prove_trial
+from stigmergy.testing.brokers import start_mosquitto
 
-CUTS = 500
 CUTS_QUICK = 8
 LEVELS = (
     # name, site, agent, and the brokers of its own level, of the one above and of the one below
@@ -97,36 +95,9 @@ def run(cuts: int, seed: int) -> LevelsTrial:
 
 def prove(*, quick: bool = False) -> Proof:
     """The proof as `make prove` runs it."""
-    figures: dict[str, object] = {}
-    cases, violations = 0, []
-    try:
-        trial = run(CUTS_QUICK if quick else CUTS, seed=1)
-    except NoBroker as missing:
-        figures["mosquitto"] = f"NOT TRIED: {missing}"
-    else:
-        cases, violations = trial.tally.cuts, trial.violations
-        figures = {name: getattr(trial.tally, name) for name in Tally.__struct_fields__}
-    return Proof(
-        name="levels",
-        promise="commands and tells between cloud and device: none lost, doubled or out of order, whatever breaks",
-        cases=cases,
-        violations=violations,
-        figures=figures,
-    )
-
-
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cuts", type=int, default=CUTS)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    trial = run(options.cuts, options.seed)
-    print(trial.tally)
-    for violation in trial.violations:
-        print("violation:", violation)
-    return 1 if trial.violations else 0
+    promise = "commands and tells between cloud and device: none lost, doubled or out of order, whatever breaks"
+    return prove_trial("levels", promise, lambda: run(CUTS_QUICK if quick else CUTS, seed=1))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(run, __doc__))

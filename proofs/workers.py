@@ -113,7 +113,8 @@ class Hand:
 
     def events(self) -> list[dict[str, Any]]:
         """What it has said."""
-        return [msgspec.json.decode(line) for line in self.log.read_bytes().splitlines() if line.startswith(b"{")]
+        lines = (msgspec.json.decode(line) for line in self.log.read_bytes().splitlines() if line.startswith(b"{"))
+        return [line for line in lines if "event" in line]  # the others are of its diagnostic log
 
     async def gone(self) -> int:
         """Waits until it has ended."""

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from stigmergy.claims import acquisition as acquisitions
-from stigmergy.claims.acquisition import Acquisition, Turn
+from stigmergy.claims.acquisition import Acquisition, Advance
 from stigmergy.claims.entries import Expire, Move, Written
 from stigmergy.claims.rules import FoldStep, apply
 from stigmergy.claims.state import Claims, expiry_ns
@@ -110,8 +110,8 @@ class ClaimsModel:
         *,
         rules: Callable[[Claims, int, Written], FoldStep] = apply,
         expiry: Callable[[int, int], int] | None = None,
-        hear: Callable[..., Turn] = acquisitions.heard,
-        ask: Callable[..., Turn] = acquisitions.ask,
+        hear: Callable[..., Advance] = acquisitions.heard,
+        ask: Callable[..., Advance] = acquisitions.ask,
     ) -> None:
         self._faults = faults
         self._cells = POOL[: faults.pool]
@@ -226,7 +226,7 @@ class ClaimsModel:
         for number, cell in enumerate(self._cells):
             began = claimant.watched[number]
             if began and not claimant.outbox and claimant.due_ns[number] <= NOW:
-                turn = Turn(acquisition, Expire(cell, began))
+                turn = Advance(acquisition, Expire(cell, began))
                 yield f"says that {began} is over", _watching(self._after(index, claimant, turn), number, 0, NOW)
 
     def _asks(self, index: int, claimant: Claimant, for_ms: int) -> Claimant:
@@ -276,7 +276,7 @@ class ClaimsModel:
         turn = self._hear(claimant.acquisition, claims, _id(index), claimant.life, NOW, claimant.number)
         return self._after(index, claimant, turn)
 
-    def _after(self, index: int, claimant: Claimant, turn: Turn) -> Claimant:
+    def _after(self, index: int, claimant: Claimant, turn: Advance) -> Claimant:
         claimant = claimant._replace(acquisition=turn.acquisition)
         if turn.move is None:
             return claimant

@@ -21,7 +21,6 @@ from stigmergy.agents.effects import Effects
 from stigmergy.agents.messages import Action, Event, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped, Supervise
-from stigmergy.audit.directories import ShardReading
 from stigmergy.base.errors import StigmergyError
 from stigmergy.control.live import Live
 from stigmergy.node.column_actuators import Orders
@@ -29,6 +28,7 @@ from stigmergy.node.column_roster import Place, Roster
 from stigmergy.node.declaration import Declaration
 from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, pack_batch
 from stigmergy.shard.commit_reader import walk
+from stigmergy.shard.state import ShardReading
 from stigmergy.sim.devices import Temper
 from stigmergy.sim.node import SimNode
 

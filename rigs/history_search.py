@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
-from stigmergy.testing.linearizability import NEVER_NS, FencedAction, Log, Operation, Outcome, Read, index_behind
+from stigmergy.testing.linearizability import (
+    NEVER_NS,
+    FencedAction,
+    Log,
+    Operation,
+    OperationOutcome,
+    Read,
+    index_behind,
+)
 
 SEARCH_COUNT_MAX = 16
 """So many operations `explained_by_search` takes: it may try every order of them."""
@@ -25,7 +33,7 @@ def explained_by_search(
     """
     if len(history) > SEARCH_COUNT_MAX:
         raise ValueError(f"{len(history)} operations; every order of {SEARCH_COUNT_MAX} can be tried, not of more")
-    optional = [getattr(one, "outcome", None) is Outcome.UNKNOWN for one in history]
+    optional = [getattr(one, "outcome", None) is OperationOutcome.UNKNOWN for one in history]
     latest = [NEVER_NS if optional[index] else one.end_ns for index, one in enumerate(history)]
     seen: dict[tuple[int, State], None] = {}
 
@@ -62,12 +70,12 @@ def log_explained_by_search(history: Sequence[Operation], log: Log) -> bool:
             if start > length or returned != there[: len(returned)] or len(returned) > operation.count_max:
                 return None
             return None if operation.saw_the_end and len(returned) < len(there) else length
-        if operation.outcome is Outcome.REFUSED:
+        if operation.outcome is OperationOutcome.REFUSED:
             return length
         found = log[length : length + len(operation.entries)]
         if tuple(body for _, body in found) != operation.entries:
             return None
-        if operation.outcome is Outcome.COMMITTED and found[0][0] != operation.position:
+        if operation.outcome is OperationOutcome.COMMITTED and found[0][0] != operation.position:
             return None
         return length + len(found)
 
@@ -78,7 +86,7 @@ def fence_explained_by_search(actions: Sequence[FencedAction]) -> bool:
     """The same question as `fence_violations` of one resource, by trying all orders. The state is the newest token."""
 
     def step(newest: int, action: FencedAction) -> int | None:
-        if action.outcome is Outcome.REFUSED:
+        if action.outcome is OperationOutcome.REFUSED:
             return newest if action.token < newest else None
         return action.token if action.token >= newest else None
 

@@ -38,7 +38,7 @@ from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.nats.ledger import open_ledger
 from stigmergy.shard.inputs import EffectSettled, VerdictCame
 from stigmergy.shard.outbox import Pending
-from stigmergy.testing.linearizability import NEVER_NS, Append, ObservedHold, Operation, Outcome, Read
+from stigmergy.testing.linearizability import NEVER_NS, Append, ObservedHold, Operation, OperationOutcome, Read
 
 LOG, CLAIMS = "log", "claims"
 """The two ledgers of a run."""
@@ -110,7 +110,7 @@ def read_history(folder: Path) -> tuple[list[Operation], list[ObservedHold]]:
                 begun = None if isinstance(line, Append) else begun
                 history.append(line)
         if begun is not None:
-            history.append(Append(path.stem, begun.start_ns, NEVER_NS, Outcome.UNKNOWN, begun.entries))
+            history.append(Append(path.stem, begun.start_ns, NEVER_NS, OperationOutcome.UNKNOWN, begun.entries))
         holds += _holds(path.stem, [line for line in lines if isinstance(line, Said)])
     return history, holds
 
@@ -149,23 +149,23 @@ async def _append(ledger: Ledger, client: str, number: int, book: Logbook, draw:
     entries = tuple(f"{client}.{number}.{index}".encode() for index in range(draw.choice([1, 1, 3])))
     start_ns = time.monotonic_ns()
     book.write(Begun(start_ns, entries))
-    tries, outcome, position = 0, Outcome.UNKNOWN, 0
+    tries, outcome, position = 0, OperationOutcome.UNKNOWN, 0
     was_unknown = False
     while tries < 3:
         tries += 1
         try:
-            position, outcome = await ledger.append(entries), Outcome.COMMITTED
+            position, outcome = await ledger.append(entries), OperationOutcome.COMMITTED
             break
         except LedgerUnavailable:
             # Refused, unless an earlier try of the same entries may have been written.
-            outcome = Outcome.UNKNOWN if was_unknown else Outcome.REFUSED
+            outcome = OperationOutcome.UNKNOWN if was_unknown else OperationOutcome.REFUSED
             if not was_unknown:
                 break
         except LedgerUnknown:
             was_unknown = True
         await asyncio.sleep(REFUSED_PAUSE_S)
     book.write(Append(client, start_ns, time.monotonic_ns(), outcome, entries, position))
-    if outcome is not Outcome.COMMITTED:
+    if outcome is not OperationOutcome.COMMITTED:
         await asyncio.sleep(REFUSED_PAUSE_S)
 
 

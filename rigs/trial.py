@@ -27,12 +27,12 @@ from rigs.trial_faults import Faults
 from stigmergy.agents.codec import canonical_bytes
 from stigmergy.agents.messages import Command, Event, spec_of
 from stigmergy.agents.plans import AgentPlan
-from stigmergy.audit.directories import ShardReading
 from stigmergy.base.errors import StigmergyError
 from stigmergy.control.live import Live
 from stigmergy.node.mailbox import BLOCK, DROP_OLDEST, StreamPolicy, sample
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.shard.commit_reader import walk
+from stigmergy.shard.state import ShardReading
 from stigmergy.sim.devices import Receiver
 from stigmergy.sim.disk import AfterFailedSync
 from stigmergy.sim.errors import SimulationError

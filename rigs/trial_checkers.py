@@ -18,12 +18,12 @@ from stigmergy.agents.codec import canonical_bytes, encode, tag_of
 from stigmergy.agents.effects import ACTUATORS, WORK, ActionFailed, WorkFailed
 from stigmergy.agents.messages import spec_of
 from stigmergy.agents.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
-from stigmergy.audit.directories import ShardReading
 from stigmergy.journal.recovery import new_state
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import Commit, statement
 from stigmergy.shard.commit_reader import walk
 from stigmergy.shard.replay import apply
+from stigmergy.shard.state import ShardReading
 from stigmergy.sim.devices import Receiver
 from stigmergy.sim.node import SimNode
 

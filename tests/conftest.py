@@ -4,25 +4,31 @@ A busy machine must not fail a test. What a test compiles, no other test compile
 tests that take long are begun first: one that is begun last is waited for by all the others.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rigs.postgres import NoPostgres, PostgresServer, start_postgres
 from stigmergy.testing.brokers import Broker, NoBroker, start_mosquitto, start_nats
 from stigmergy.testing.nats import NatsCluster, start_single
-from stigmergy.testing.postgres import NoPostgres, PostgresServer, start_postgres
 
+if TYPE_CHECKING:
+    from tests.store.s3_server import S3Server
+
+gc.disable()  # until all is collected: see pytest_collection_finish
 EXAMPLES = int(os.environ.get("STIGMERGY_EXAMPLES", "50"))
 """Of each property, where it does not say how many itself; `make prove` draws many more (proofs/long_tests.py)."""
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
 os.environ.setdefault("STIGMERGY_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "compiled"))
 os.environ.setdefault("STIGMERGY_COMPLETING_S", "30")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # tests load the library themselves: see proto/grpc_library.py
 LONG = (
     "tests/nats/bus/test_cluster.py",
     "tests/nats/gateway/test_crossing.py",
@@ -35,6 +41,7 @@ LONG = (
     "tests/cli/test_capture.py",
     "tests/cli/test_cluster.py",
     "tests/cli/test_company.py",
+    "tests/cli/test_gateway_commands.py",
     "tests/cli/test_gateway.py",
     "tests/cli/test_nats.py",
     "tests/cli/test_rings.py",
@@ -42,9 +49,16 @@ LONG = (
     "tests/cli/test_worker.py",
     "tests/docs/test_gateways.py",
     "tests/docs/test_tutorial.py",
+    "tests/app/test_history.py",
     "tests/app/test_nodes.py",
     "tests/app/test_uplink.py",
+    "tests/network/test_forwarder.py",
+    "tests/network/test_history_listener.py",
     "tests/proofs/test_column_kill.py",
+    "tests/proofs/test_tells_routed.py",
+    "tests/serve/test_fleets.py",
+    "tests/serve/test_openapi.py",
+    "tests/serve/test_whole_fleets.py",
 )
 """Files whose tests take ten seconds and more, by the beginnings of their names."""
 
@@ -71,6 +85,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [*ordered, *rest]
 
 
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and their modules live to the end: the collector need not look at them again and again."""
+    gc.enable()
+    gc.freeze()
+
+
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[Broker]:
     """Repeats what was not acknowledged after half a second: by default after thirty."""
@@ -93,6 +113,24 @@ def mosquitto(tmp_path: Path) -> Iterator[Broker]:
         without_mosquitto(str(missing))
     with broker:
         yield broker
+
+
+@pytest.fixture(params=["memory", "mqtt", "nats"])
+def bus_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty bus: in memory, of Mosquitto, and of NATS."""
+    if request.param == "memory":
+        return f"memory:{tmp_path.name}"
+    server: Broker | NatsCluster = request.getfixturevalue("mosquitto" if request.param == "mqtt" else "nats_server")
+    return server.url
+
+
+@pytest.fixture(scope="session")
+def s3() -> "Iterator[S3Server]":
+    """One for all tests of a process: it takes seconds to start. Each test uses a place of its own."""
+    from tests.store.s3_server import s3_server
+
+    with s3_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

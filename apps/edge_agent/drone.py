@@ -264,6 +264,7 @@ def make_fleet(cockpit: Cockpit) -> Fleet:
     """The fleet, fitted with this aircraft."""
     fleet = Fleet("delivery", agents=[Drone])
     fleet.attach(cockpit)
+    fleet.map(Drone, at=lambda d: (d.distance_m, d.height_m), colour=lambda d: d.phase, plane="xy")
     fleet.listen("Pilot/{id}/hello", to="Drone/{id}", fleet="ground")
     pid = make_height_pid()
 

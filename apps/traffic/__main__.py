@@ -28,6 +28,7 @@ def add_show(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--street", type=float, default=10.0, help="vehicles a minute into each street, from each side"
     )
+    options.add_argument("--serve", metavar="HOST:PORT", help="show the page there too, such as 127.0.0.1:8080")
     options.add_argument("--avenue", type=float, default=5.0, help="vehicles a minute into each avenue, from each side")
 
 
@@ -37,8 +38,14 @@ async def show(options: argparse.Namespace) -> int:
     rates = Rates(street_per_min=options.street, avenue_per_min=options.avenue)
     with tempfile.TemporaryDirectory(prefix="stigmergy-traffic-") as folder:
         async with Town(
-            options.rows, options.columns, Path(folder), bus="memory:traffic", seed=options.seed, rates=rates
+            *(options.rows, options.columns, Path(folder)),
+            bus="memory:traffic",
+            seed=options.seed,
+            rates=rates,
+            serve=options.serve,
         ) as town:
+            if town.url:
+                console.print(f"the town's page: {town.url}/", highlight=False)
             await watch(town, console, options.seconds)
             trips = town.traffic.figures.trips
             tripped = [cabinet.name for cabinet in town.roadside.all() if cabinet.monitor.trips]

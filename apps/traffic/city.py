@@ -12,7 +12,7 @@ import contextlib
 from functools import partial
 
 from apps.traffic.cabinet import Cabinet
-from apps.traffic.grid import grid
+from apps.traffic.grid import grid, place_of
 from apps.traffic.intersection import SILENCE_S, Intersection
 from apps.traffic.messages import AllRed, ClearMonitor, DetectorsHeard, ShowPhase
 from apps.traffic.phases import Geometry
@@ -99,10 +99,32 @@ class Watchman:
                 await self._task
 
 
-def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection) -> Fleet:
-    """The fleet, fitted with these cabinets."""
+def on_plane(crossing: Intersection) -> tuple[float, float]:
+    """Where an intersection is, in metres: columns to the right, rows downwards."""
+    row, column = place_of(crossing.id)
+    return column * crossing.geometry.block_m, -row * crossing.geometry.block_m
+
+
+def roads(rows: int, columns: int) -> dict[str, object]:
+    """The streets and avenues of a grid, as GeoJSON."""
+    block_m = Geometry().block_m
+    right, bottom = (columns - 0.5) * block_m, -(rows - 0.5) * block_m
+    streets = [[(-block_m / 2, -row * block_m), (right, -row * block_m)] for row in range(rows)]
+    avenues = [[(column * block_m, block_m / 2), (column * block_m, bottom)] for column in range(columns)]
+    features = [
+        {"type": "Feature", "properties": {}, "geometry": {"type": "LineString", "coordinates": line}}
+        for line in (*streets, *avenues)
+    ]
+    return {"type": "FeatureCollection", "features": features}
+
+
+def make_fleet(roadside: Roadside, kind: type[Intersection] = Intersection, rows: int = 0, columns: int = 0) -> Fleet:
+    """The fleet, fitted with these cabinets; with a grid of so many its roads are on the map."""
     agents: list[type[Agent]] = [kind]
     fleet = Fleet(FLEET, agents=agents)
+    fleet.map(kind, at=on_plane, colour=lambda crossing: crossing.phase.value, plane="xy", trail_s=0)
+    if rows and columns:
+        fleet.layer("roads", partial(roads, rows, columns))
 
     @fleet.sensor(kind, every_s=HEARTBEAT_S)
     async def detectors(name: str) -> DetectorsHeard | None:

@@ -14,6 +14,7 @@ from apps.traffic.messages import Survey
 from apps.traffic.phases import Geometry, Phase
 from apps.traffic.traffic import Rates, Traffic
 from stigmergy import Fleet, Live, Settings
+from stigmergy.serve.embedded import Running, ServedFleet
 
 NARROW = Geometry(width_m=5.0, speed_m_s=13.9, block_m=140.0)
 """A small intersection: its clearances are short, so that more happens in a minute."""
@@ -37,7 +38,12 @@ class Town:
         geometry: Geometry = NARROW,
         kind: type[Intersection] = Intersection,
         settings: Settings | None = None,
+        serve: str | None = None,
     ) -> None:
+        """`serve` is where the page of the first node is shown, HOST:PORT."""
+        self.url = ""
+        """Of the page, once it is shown."""
+        self._serve = serve
         self.rows, self.columns = rows, columns
         self.names = grid(rows, columns)
         self._folder = folder
@@ -76,7 +82,11 @@ class Town:
         self._clocks = asyncio.ensure_future(self.roadside.run(self._traffic))
         try:
             for node, names in self.placement.items():
-                self.lives[node] = await self._stack.enter_async_context(self._running(node, names))
+                running = self._running(node, names)
+                self.lives[node] = await self._stack.enter_async_context(running)
+                if self._serve is not None and not self.url:
+                    served = await self._stack.enter_async_context(ServedFleet(running, self.lives[node], self._serve))
+                    self.url = served.url
                 for name in names:
                     await self._survey(self.lives[node], name)
         except BaseException:
@@ -95,9 +105,9 @@ class Town:
 
     def make_fleet(self, roadside: Roadside) -> Fleet:
         """The fleet of a node."""
-        return make_fleet(roadside, self._kind)
+        return make_fleet(roadside, self._kind, self.rows, self.columns)
 
-    def _running(self, node: str, names: list[str]) -> contextlib.AbstractAsyncContextManager[Live]:
+    def _running(self, node: str, names: list[str]) -> Running:
         return self.make_fleet(self.roadside).running(
             journal="memory:" if self._memory else f"sqlite:{self._folder / node}.db",
             key=self._folder / f"{node}.key",

@@ -32,6 +32,7 @@ from bench.subjects import serve
 from bench.workload import DRONES
 from stigmergy.base.system import make_process_ours
 from stigmergy.node.column_actuators import Orders
+from stigmergy.node.settings import Settings
 
 MODULE = "bench.columns.throughput"
 STOCK_BATCHES = 80
@@ -69,11 +70,11 @@ class Ran(Struct, frozen=True):
 class Node:
     """A host whose event loop runs while it has something to take."""
 
-    def __init__(self, path: Path, process: int = 1, processes: int = 1) -> None:
+    def __init__(self, path: Path, process: int = 1, processes: int = 1, settings: Settings = SHARED_LOOP) -> None:
         self._acted = 0
         self._loop = asyncio.new_event_loop()
         fleet = make_fleet(self._act, shards=processes)
-        self._host = make_host(path, fleet, SHARED_LOOP, process - 1 if processes > 1 else None)
+        self._host = make_host(path, fleet, settings, process - 1 if processes > 1 else None)
         self._loop.run_until_complete(self._host.start())
         roster = self._loop.run_until_complete(enrol_own(self._host, DRONES))
         shard = self._host.shards.first.state.shard

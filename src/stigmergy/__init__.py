@@ -38,6 +38,7 @@ from stigmergy.agents.messages import (
 )
 from stigmergy.agents.ordered import Claim, Denied, Granted, Lost, Ordered, Pool, Released, ordered, pool
 from stigmergy.agents.shared import Merged, Shared, SharedChanged, shared
+from stigmergy.agents.steps import Steps
 from stigmergy.agents.supervision import (
     AgentResumed,
     AgentStopped,
@@ -65,6 +66,7 @@ from stigmergy.base.errors import (
     StaleOrder,
     StigmergyError,
     StoreFull,
+    Unreachable,
     ViewBehind,
     ViewFailed,
 )
@@ -84,12 +86,23 @@ from stigmergy.devices.loops import SetPoints, Tick
 from stigmergy.devices.pid import Pid
 from stigmergy.devices.port import Feed
 from stigmergy.node.mailbox import BLOCK, DROP_OLDEST, sample
-from stigmergy.node.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots, UplinkSettings
+from stigmergy.node.settings import (
+    BusSettings,
+    Retention,
+    Settings,
+    SharedSettings,
+    Snapshots,
+    TraceSettings,
+    UplinkSettings,
+)
 from stigmergy.node.watching import Heard, Watching
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
 from stigmergy.store.blobs import Blobs, BlobSettings
 from stigmergy.uplink.rules import Aggregate, FieldSummary, Summary, UplinkRule
 from stigmergy.views.query import ViewQuery
+from stigmergy.workflows.definition import Approval, Branch, Holding, Parallel, Step, Workflow
+from stigmergy.workflows.messages import ApproveStep, CancelRun, DenyStep, RetryUndo
+from stigmergy.workflows.run import WorkflowRun
 
 install_moved()
 
@@ -104,17 +117,22 @@ __all__ = [
     "AgentResumed",
     "AgentStopped",
     "Aggregate",
+    "Approval",
+    "ApproveStep",
     "Blob",
     "BlobMissing",
     "BlobSettings",
     "Blobs",
+    "Branch",
     "BusSettings",
+    "CancelRun",
     "CancelWake",
     "Claim",
     "ClaimLapsed",
     "Client",
     "Command",
     "Denied",
+    "DenyStep",
     "DeviceRefused",
     "DisableWinsFlag",
     "Done",
@@ -132,6 +150,7 @@ __all__ = [
     "GCounter",
     "Granted",
     "Heard",
+    "Holding",
     "InputFailed",
     "Key",
     "LWWRegister",
@@ -155,12 +174,14 @@ __all__ = [
     "Origin",
     "Overloaded",
     "PNCounter",
+    "Parallel",
     "Pid",
     "Pool",
     "Publish",
     "Refused",
     "Released",
     "Retention",
+    "RetryUndo",
     "SafeAction",
     "SafeActionTaken",
     "SetPoints",
@@ -170,6 +191,8 @@ __all__ = [
     "SharedSettings",
     "Snapshots",
     "StaleOrder",
+    "Step",
+    "Steps",
     "StigmergyError",
     "StoreFull",
     "Summary",
@@ -178,6 +201,8 @@ __all__ = [
     "TellFailed",
     "Tick",
     "Timer",
+    "TraceSettings",
+    "Unreachable",
     "UplinkRule",
     "UplinkSettings",
     "Verdict",
@@ -194,6 +219,8 @@ __all__ = [
     "Woken",
     "Work",
     "WorkFailed",
+    "Workflow",
+    "WorkflowRun",
     "connect",
     "decide",
     "durable",

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from stigmergy.agents.agent import Agent, decide, evolve, react
 from stigmergy.agents.codec import encode
-from stigmergy.agents.effects import ActionDone, Effects, Events, WindowClosed, Woken
+from stigmergy.agents.effects import ActionDone, Effects, Events, TellFailed, WindowClosed, Woken
 from stigmergy.agents.messages import Action, Command, Event, Keeping, latest, spec_of, transient, upcast, within
 from stigmergy.agents.plans import plan_agent
 from stigmergy.agents.supervision import FRAMEWORK_EVENTS, GO_ON, InputFailed, SafeAction, Supervise, WhenStale
@@ -162,6 +162,7 @@ def test_what_cannot_be_decoded_is_explained() -> None:
 
 def test_a_confirmation_without_handler_may_be_ignored() -> None:
     assert PLAN.may_ignore(encode(ActionDone(action="a", key="k")))
+    assert PLAN.may_ignore(encode(TellFailed(to="Cart/c1", message="Pinged", reason="away")))
     assert not PLAN.may_ignore(encode(Went()))
 
     class Hears(Agent):

@@ -10,16 +10,20 @@ import numpy as np
 import psycopg
 import pytest
 
-from stigmergy import Agent, Event, Fleet, evolve
-from stigmergy.app.captures import RunningLog, StoppedLog, open_log
+from stigmergy import Agent, Event, Fleet, Key, View, evolve, project
+from stigmergy.agents.view import plan_of
+from stigmergy.app.captures import CapturedLogs, RunningLog, StoppedLog, ViewCapture, open_log
 from stigmergy.app.journals import open_journal
-from stigmergy.base.errors import ConfigError, JournalForeign, LogCut, NotRunning
-from stigmergy.capture.log import Capture, LogCommit
+from stigmergy.base.errors import ConfigError, JournalForeign, LinkDown, LogCut, NotRunning
+from stigmergy.capture.log import Capture, CapturedCommit
 from stigmergy.capture.postgres import CaptureSource, PostgresWriter
 from stigmergy.capture.tables import EventTables
 from stigmergy.columns import Batcher
 from stigmergy.control import log_service
 from stigmergy.control.live import Live
+from stigmergy.node.feed import FeedPosition
+from stigmergy.views.memory import MemoryViewStore
+from stigmergy.views.port import RowSelection
 
 
 class Positioned(Event):
@@ -49,8 +53,19 @@ class Note(Agent):
         self.seen += 1
 
 
+class Flown(View):
+    agent: Key[str]
+    seen: int = 0
+    total: int = 0
+
+    @project
+    def moved(self, event: Positioned) -> None:
+        self.seen += 1
+        self.total += event.number
+
+
 def declare(name: str = "gliders") -> Fleet:
-    return Fleet(name, agents=[Glider, Note], compiled=[Glider])
+    return Fleet(name, agents=[Glider, Note], views=[Flown], compiled=[Glider])
 
 
 @asynccontextmanager
@@ -119,8 +134,8 @@ async def test_both_ways_read_the_same(tmp_path: Path) -> None:
     assert [one.previous for one in by_socket[1:]] == [one.digest for one in by_socket[:-1]]
 
 
-async def read_all(log: RunningLog | StoppedLog) -> list[LogCommit]:
-    found: list[LogCommit] = []
+async def read_all(log: RunningLog | StoppedLog) -> list[CapturedCommit]:
+    found: list[CapturedCommit] = []
     while commits := await log.read({0: found[-1].position if found else 0}, 0.0):
         found += commits
     await log.close()
@@ -183,3 +198,49 @@ async def test_a_gap_is_refused_and_a_cut_beginning_is_told(captured: tuple[Capt
     await late.run(once=True)
     assert said == [f"shard 0: retention has dropped what was before position {first}; captured from there"]
     assert late.captured[0].position == first + 1
+
+
+class KeptStore(MemoryViewStore):
+    """Rows that outlive a capture."""
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_view_of_compiled_agents_by_the_socket_and_from_the_journal(tmp_path: Path) -> None:
+    store, url, socket = KeptStore(), f"segments:{tmp_path / 'log'}", tmp_path / "node.sock"
+
+    async def capture() -> None:
+        fleet = declare()
+        await ViewCapture(fleet, "Flown", store, lambda: open_log(fleet, url, socket)).run(once=True)
+
+    async with running(declare(), tmp_path) as live:
+        await glide(live, 1, range(100))
+        await capture()
+        await glide(live, 2, range(100, 150))
+        await capture()
+        await glide(live, 3, range(150, 200))
+    await capture()
+    await capture()
+    rows, _ = await store.select("Flown", plan_of(Flown).columns, RowSelection((), (("agent", False),), 100))
+    numbers = {name: range(name, 200, 7) for name in range(7)}
+    assert rows == [(f"Glider/G-{name}", len(some), sum(some)) for name, some in numbers.items()]
+
+
+async def test_a_node_that_stops_is_tried_again_and_not_taken_for_the_end(tmp_path: Path) -> None:
+    """A projector that hears NotRunning ends: for the host that it is of has ended."""
+    fleet, url, socket = declare(), f"segments:{tmp_path / 'log'}", tmp_path / "node.sock"
+    logs = CapturedLogs(fleet.name, lambda: open_log(fleet, url, socket))
+    async with running(fleet, tmp_path) as live:
+        await glide(live, 1, range(3))
+        assert await logs.first_positions() == {0: 1}
+        reader = await logs.reader({0: FeedPosition(0)})
+        before = await reader.read_commits()
+    with pytest.raises(LinkDown):
+        await reader.read_commits(1.0)
+    await logs.first_positions()
+    ends = await logs.end_positions()
+    again = await logs.reader({0: FeedPosition(before[-1].commit.position)})
+    rest = await again.read_commits()
+    assert [one.commit.position for one in rest] == [*range(before[-1].commit.position + 1, ends[0] + 1)]
+    await logs.close()

@@ -2,9 +2,7 @@
 
 import asyncio
 import shutil
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,8 +37,10 @@ from stigmergy.journal.sqlite import renew_incarnation
 from stigmergy.network import history as service
 from stigmergy.network import watching as watches
 from stigmergy.testing.brokers import Broker
+from stigmergy.testing.bus_rig import wait_until
 from stigmergy.testing.nats import start_single
 from stigmergy.testing.proxy import LinkProxy
+from tests.app.program import Program
 
 WAIT_S_MAX = 240.0
 """Only what is broken takes so long."""
@@ -79,18 +79,6 @@ class Meter(Agent):
 hall = Fleet("hall", agents=[Meter], shards=2)
 
 
-@pytest.fixture(params=["memory", "mqtt", "nats"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "memory":
-        yield f"memory:{tmp_path.name}"
-    elif request.param == "nats":
-        with start_single(tmp_path) as server:
-            yield server.url
-    else:
-        broker: Broker = request.getfixturevalue("mosquitto")
-        yield broker.url
-
-
 @asynccontextmanager
 async def node(
     folder: Path, bus: str | None, name: str, agents: list[str], settings: Settings | None = None
@@ -105,12 +93,6 @@ async def count(live: Live, name: str, first: int, last: int) -> None:
         await live.send(f"Meter/{name}", Count(n=n))
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S_MAX):
-        while not reached():  # noqa: ASYNC110 - what is looked at has no event
-            await asyncio.sleep(0.02)
-
-
 async def take(watching: stigmergy.Watching, how_many: int) -> list[stigmergy.Heard]:
     async with asyncio.timeout(WAIT_S_MAX):
         return [await anext(watching) for _ in range(how_many)]
@@ -123,11 +105,11 @@ def by_agent(heard: list[stigmergy.Heard]) -> dict[str, list[int]]:
     return {agent: found[agent] for agent in sorted(found)}
 
 
-async def test_a_late_listener_gets_the_past_and_goes_on_live(url: str, tmp_path: Path) -> None:
-    async with node(tmp_path, url, "a", ["Meter/a*"]) as a, node(tmp_path, url, "b", ["Meter/b*"]) as b:
+async def test_a_late_listener_gets_the_past_and_goes_on_live(bus_url: str, tmp_path: Path) -> None:
+    async with node(tmp_path, bus_url, "a", ["Meter/a*"]) as a, node(tmp_path, bus_url, "b", ["Meter/b*"]) as b:
         for live, name in ((a, "a1"), (a, "a2"), (b, "b1")):
             await count(live, name, 0, 20)
-        async with stigmergy.connect(url, fleet="hall", within_s=WAIT_S_MAX) as far:
+        async with stigmergy.connect(bus_url, fleet="hall", within_s=WAIT_S_MAX) as far:
             watching = far.watch("Meter/+/count", kind=Counted, since=LONG_AGO)
             heard = await take(watching, 60)
             assert by_agent(heard) == {f"Meter/{name}": list(range(20)) for name in ("a1", "a2", "b1")}
@@ -308,7 +290,7 @@ async def test_the_logs_of_workers_are_watched_over_their_bus(tmp_path: Path) ->
         where = NodeConfig(bus=server.url, site="local", node="w")
         async with NatsWorker(hall, server.url, Config(), key=tmp_path / "key", node_config=where) as worker:
             task = asyncio.ensure_future(worker.run())
-            await until(lambda: len(worker.owned()) == hall.shards)
+            await wait_until(lambda: len(worker.owned()) == hall.shards)
             async with stigmergy.connect(server.url, fleet="hall", within_s=WAIT_S_MAX) as far:
                 for number in range(5):
                     for name in ("m1", "m2", "m3", "m4"):
@@ -364,40 +346,12 @@ fleet = Fleet("clock", agents=[Ticker], shards=2)
 """
 
 
-class Process:
-    """A node, or a worker, as a program of its own, which can be killed."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self._folder, self._arguments = folder, arguments
-        (folder / "clock.py").write_text(TICKING, encoding="utf-8")
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        what, *options = self._arguments
-        command = [sys.executable, "-m", "stigmergy", what, "clock:fleet", *options]
-        self._process = subprocess.Popen(
-            command, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-
 async def test_nothing_is_missed_or_repeated_under_kills_cuts_and_restarts(mosquitto: Broker, tmp_path: Path) -> None:
     """A publisher at speed, its node killed and cut off in the middle of the history, and so is the listener."""
     port = int(mosquitto.url.rpartition(":")[2])
     ours, theirs = LinkProxy(port), LinkProxy(port)
-    url, process = (
-        f"mqtt://127.0.0.1:{await ours.start()}",
-        Process(tmp_path, "run", "--bus", f"mqtt://127.0.0.1:{await theirs.start()}", "--node", "a"),
-    )
+    url, bus = [f"mqtt://127.0.0.1:{await proxy.start()}" for proxy in (ours, theirs)]
+    process = Program(tmp_path, "clock", TICKING, "run", "clock:fleet", "--bus", bus, "--node", "a")
     process.start()
     heard: list[int] = []
     position: str | None = None
@@ -406,11 +360,11 @@ async def test_nothing_is_missed_or_repeated_under_kills_cuts_and_restarts(mosqu
             for name in ("t1", "t2"):
                 assert await far.send(f"Ticker/{name}", "Start", {})
             await take(far.watch("Ticker/t1/tick", since=LONG_AGO), 200)
-        for life in range(6):
+        for life in range(3):
             async with stigmergy.connect(url, fleet="clock", within_s=WAIT_S_MAX) as far:
                 begin = {"since": LONG_AGO} if position is None else {"after": position}
                 watching = far.watch("Ticker/t1/tick", **begin)  # type: ignore[arg-type]
-                for number in range(120):
+                for number in range(80):
                     one = (await take(watching, 1))[0]
                     heard.append(one.event["n"])
                     position = one.after
@@ -425,12 +379,12 @@ async def test_nothing_is_missed_or_repeated_under_kills_cuts_and_restarts(mosqu
 
 async def test_shards_that_move_when_a_worker_is_killed_are_watched_on(tmp_path: Path) -> None:
     with start_single(tmp_path / "nats") as server:
-        options = ("worker", "--nats", server.url, "--bus", server.url, "--key", "key", "--name")
-        workers = [Process(tmp_path, *options, name) for name in ("v", "w")]
+        options = ("worker", "clock:fleet", "--nats", server.url, "--bus", server.url, "--key", "key", "--name")
+        workers = [Program(tmp_path, "clock", TICKING, *options, name) for name in ("v", "w")]
         workers[0].start()
         heard: dict[str, list[int]] = {}
         try:
-            await until((tmp_path / "key").exists)
+            await wait_until((tmp_path / "key").exists)
             workers[1].start()
             async with stigmergy.connect(server.url, fleet="clock", within_s=WAIT_S_MAX) as far:
                 for number in range(4):

@@ -1,7 +1,6 @@
 """A journal copied to S3, archived there, and built anew from there; and blobs there, on two nodes."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,13 @@ from stigmergy.base.errors import JournalError
 from stigmergy.base.system import SystemClock
 from stigmergy.node.settings import Retention
 from tests.app.test_copies import OFTEN, count, counts, fleet_of
-from tests.store.s3_server import S3Server, s3_server
+from tests.store.s3_server import S3Server
 
 WITHIN_S = 240.0
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
-
-
-async def test_a_node_comes_back_from_its_copies(server: S3Server, tmp_path: Path) -> None:
-    url, journal = server.url("copies"), f"sqlite:{tmp_path / 'town.db'}"
+async def test_a_node_comes_back_from_its_copies(s3: S3Server, tmp_path: Path) -> None:
+    url, journal = s3.url("copies"), f"sqlite:{tmp_path / 'town.db'}"
     async with fleet_of().running(journal=journal, copies=[url], node="n", site="s") as live:
         await count(live, range(100))
         before, heads = counts(live), live.standing().heads
@@ -45,10 +38,10 @@ async def test_a_node_comes_back_from_its_copies(server: S3Server, tmp_path: Pat
         assert counts(live) == before
 
 
-async def test_the_log_is_archived_before_it_is_dropped(server: S3Server, tmp_path: Path) -> None:
+async def test_the_log_is_archived_before_it_is_dropped(s3: S3Server, tmp_path: Path) -> None:
     settings = Settings(
         snapshots=OFTEN.snapshots,
-        retention=Retention(keep_bytes=1, check_every_s=0.05, archive=server.url("archive")),
+        retention=Retention(keep_bytes=1, check_every_s=0.05, archive=s3.url("archive")),
     )
     async with fleet_of(settings).running(journal=f"sqlite:{tmp_path / 'town.db'}") as live:
         numbers = iter(range(1_000_000))
@@ -56,25 +49,25 @@ async def test_the_log_is_archived_before_it_is_dropped(server: S3Server, tmp_pa
             while not live.standing().counters.get("commits_dropped"):
                 await count(live, range(next(numbers), next(numbers) + 1))
         assert live.standing().counters["segments_archived"]
-    client = server.client("s3")
-    keys = [one["Key"] for one in client.list_objects_v2(Bucket=server.bucket, Prefix="archive/")["Contents"]]
+    client = s3.client("s3")
+    keys = [one["Key"] for one in client.list_objects_v2(Bucket=s3.bucket, Prefix="archive/")["Contents"]]
     for number, key in enumerate(keys):
         path = tmp_path / f"{number}.flight"
-        path.write_bytes(client.get_object(Bucket=server.bucket, Key=key)["Body"].read())
+        path.write_bytes(client.get_object(Bucket=s3.bucket, Key=key)["Body"].read())
         flight = open_flight(path)
         assert not flight.flaws
         await flight.close()
 
 
-async def test_an_archive_that_refuses_is_named(server: S3Server) -> None:
-    archive = StoreArchive(server.url("archive", secret="wrong"), "town", SystemClock())
+async def test_an_archive_that_refuses_is_named(s3: S3Server) -> None:
+    archive = StoreArchive(s3.url("archive", secret="wrong"), "town", SystemClock())
     with pytest.raises(JournalError, match="AWS_SECRET_ACCESS_KEY"):
         await archive.keep("a.flight", b"1")
     await archive.close()
 
 
-async def test_two_nodes_share_their_blobs(server: S3Server, tmp_path: Path) -> None:
-    url, data = server.url("blobs"), bytes(range(256)) * 10_000
+async def test_two_nodes_share_their_blobs(s3: S3Server, tmp_path: Path) -> None:
+    url, data = s3.url("blobs"), bytes(range(256)) * 10_000
     one = fleet_of().running(journal=f"sqlite:{tmp_path / 'a.db'}", blobs=url)
     async with one as live, fleet_of().running(journal="memory:", blobs=url) as far:
         blob = await live.put(data)

@@ -38,10 +38,10 @@ def rows(path: Path) -> dict[str, int]:
 
 
 def test_killed_again_and_again_the_rows_are_those_of_the_agents(tmp_path: Path) -> None:
-    for turn in range(4):
+    for turn in range(2):
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
-        for _ in range(30 + 40 * turn):
+        for _ in range(30 + 80 * turn):
             assert child.stdout.readline()
         child.send_signal(signal.SIGKILL)
         child.wait()

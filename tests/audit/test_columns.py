@@ -19,14 +19,20 @@ from stigmergy.audit.flight_journal import FlightFile, open_flight, open_whole_f
 from stigmergy.audit.listing import EntryFilter, LogEntry, list_log
 from stigmergy.audit.verification import Verification, _distinct, distinct_plain
 from stigmergy.base.errors import JournalCorrupt
+from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.live import Live
+from stigmergy.journal.memory import MemoryJournal
 from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.journal.sqlite import open_journal
 from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.node.host import open_host
 from stigmergy.shard.commit import Commit, SnapshotNote, genesis_of, open_commit
 from stigmergy.shard.commit_reader import KeptEvent, Records
 from stigmergy.shard.snapshot import TABLE_PART, PartsDigest, SnapshotHeader, SnapshotTables, encode_header
 from stigmergy.shard.state import EnrolledSigner
+from tests.agents.meters import Counted, SetLimit
 from tests.audit.column_log import FLEET, SECOND_NS, SIGNER, ColumnLog, a_log, a_run, alarm, measured
+from tests.audit.meter_node import a_fleet, a_store, interpreted
 from tests.formats.golden_columns import LAYOUT, TEMPLATES
 
 VERIFIER = Ed25519Verifier()
@@ -63,6 +69,49 @@ async def test_a_listing_of_one_agent_and_of_the_end() -> None:
     assert [one.fields["level"] for one in entries(log.journal, limit=2)] == [4.5, 5.5]
     assert [one.agent for one in entries(log.journal, type="Alarm")] == ["Meter/M-8"]
     assert [one.agent for one in entries(log.journal, agent="Drone/D-1")] == ["Drone/D-1"]
+
+
+async def answered(*, compiled: bool) -> list[tuple[str, str, Any, str, str, str]]:
+    """What a log says of commands and events that were taken at once."""
+    fleet = a_fleet()
+    if not compiled:
+        fleet.plans.update(interpreted(fleet))
+    store = a_store(fleet)
+    host = open_host(fleet, MemoryJournal(store), SIGNER, VERIFIER, SystemClock())
+    await host.start()
+    live = Live(host, SystemEntropy())
+    await live.send("Meter/a", SetLimit(limit=1.0), command_id="first")
+    told = [("a", 5.0), ("a", -1.0), ("a", 7.0), ("b", 6.0)]
+    sent = [live.send(f"Meter/{name}", SetLimit(limit=to), command_id=f"{name} {to}") for name, to in told]
+    await asyncio.gather(*sent, live.observe("Meter/b", Counted(by=1)))
+    found = entries(host.journal, first=1)
+    await host.stop()
+    return [
+        (one.kind, one.agent, one.fields.get("limit"), one.type, one.cause.command_id, one.refused or "")
+        for one in found
+        if one.agent
+    ]
+
+
+async def test_answers_of_compiled_agents_stand_before_their_events_as_those_of_others() -> None:
+    listed = await answered(compiled=True)
+    plain = await answered(compiled=False)
+    for agent in ("Meter/a", "Meter/b"):  # between agents, a commit has events of compiled ones last
+        assert [one for one in listed if one[1] == agent] == [one for one in plain if one[1] == agent]
+    assert [(one[3], one[4]) for one in listed if one[1] == "Meter/b"] == [
+        ("SetLimit@1", "b 6.0"),
+        ("LimitSet@1", "b 6.0"),
+        ("Counted@1", ""),  # what was observed came from no command
+    ]
+    assert [(kind, limit) for kind, agent, limit, *_ in listed if agent == "Meter/a"] == [
+        ("answer", 1.0),
+        ("event", 1.0),
+        ("answer", 5.0),
+        ("event", 5.0),
+        ("answer", -1.0),
+        ("answer", 7.0),
+        ("event", 7.0),
+    ]
 
 
 async def test_an_effect_of_an_event_that_was_not_kept_is_shown_on_its_own() -> None:

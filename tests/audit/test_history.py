@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from stigmergy import Agent, Command, Event, Events, Fleet, Settings, Snapshots, decide, evolve
-from stigmergy.audit.history import History, Moment, read_moment
+from stigmergy.audit.history import History, Moment, read_at, read_moment
 from stigmergy.base.errors import ConfigError, JournalCorrupt, UnknownKind
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control.live import Live
@@ -95,8 +95,8 @@ def test_a_time_is_the_last_commit_by_then(store: MemoryJournalStore) -> None:
         sight = history.look(NAMES[0], Moment(time_ns=stored.sealed.time_ns))
         assert sight.time_ns == stored.sealed.time_ns
         assert sight.position >= stored.sealed.position
-    early = history.look(NAMES[0], Moment(time_ns=kept[0].sealed.time_ns - 1))
-    assert (early.known, early.position) == (False, 0)
+    with pytest.raises(ConfigError, match="this log begins at "):
+        history.look(NAMES[0], Moment(time_ns=kept[0].sealed.time_ns - 1))
 
 
 async def test_without_the_beginning_of_the_log(store: MemoryJournalStore) -> None:
@@ -146,6 +146,8 @@ def test_moments_as_people_write_them() -> None:
     assert read_moment("4711") == Moment(position=4711)
     assert read_moment("1970-01-01T00:00:01.5Z") == Moment(time_ns=1_500_000_000)
     assert read_moment("1970-01-01T02:00:01+02:00") == Moment(time_ns=1_000_000_000)
+    assert read_at("4711") == Moment(position=4711)
+    assert read_at("1970-01-01T00:00:01.5Z") == Moment(time_ns=1_500_000_999), "all of this microsecond"
     for text in ("", "now", "-5", "٤", "1970-13-01T00:00:00Z"):
         with pytest.raises(ConfigError, match="neither a position nor a time"):
             read_moment(text)

@@ -14,8 +14,9 @@ from bench import whole
 from bench.catalogue import BENCHMARKS, Measured, benchmark_of, measure
 from bench.display import figure, is_table, show
 from stigmergy.base.errors import ConfigError
+from tests.cli.in_process import Here
 
-NOT_IN_THE_BASE = ("numba", "numpy", "matplotlib", "bytewax", "eventsourcing", "pyarrow")
+NOT_IN_THE_BASE = ("numba", "numpy", "matplotlib", "bytewax", "eventsourcing", "dbos", "pyarrow")
 
 
 def console() -> Console:
@@ -31,6 +32,14 @@ def test_every_benchmark_is_one() -> None:
         assert given.quick
         assert given.directory == Path("elsewhere")
         assert callable(benchmark.charts)
+
+
+def test_every_benchmark_is_in_the_help_and_in_the_manual(tmp_path: Path) -> None:
+    names = list(BENCHMARKS)
+    assert ", ".join(names) in " ".join(Here(tmp_path).cli("bench", "--help").stdout.split())
+    manual = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+    listed = r"\|".join(names)
+    assert f"| `bench {listed}` |" in manual.read_text(encoding="utf-8")
 
 
 def test_nothing_of_the_extras_is_imported_before_it_is_used() -> None:

@@ -9,7 +9,7 @@ from stigmergy.bus.inbox import TRIES_MAX, UNHEARD_S_MAX
 from stigmergy.bus.memory import MemoryBroker, MemoryBus, forget_broker, memory_broker, open_bus
 from stigmergy.bus.port import BusMessage
 from stigmergy.sim.loop import SimEntropy, run
-from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
+from stigmergy.testing.bus_rig import HandlerLog, Marking, publish_surely, wait_until
 
 HOUR_S = 3600.0
 
@@ -102,7 +102,7 @@ def test_runs_repeat() -> None:
 
 async def test_session_holds_no_more_than_its_bound() -> None:
     broker = MemoryBroker(held_count_max=10)
-    sender, receiver, heard = await linked(broker, "sender"), await linked(broker, "receiver"), Heard()
+    sender, receiver, heard = await linked(broker, "sender"), await linked(broker, "receiver"), HandlerLog()
     await receiver.subscribe("a", heard)
     broker.cut("receiver")
     for number in range(15):
@@ -117,7 +117,7 @@ async def test_session_holds_no_more_than_its_bound() -> None:
 
 async def test_lost_acknowledgements_repeat_the_message_and_fail_the_publish() -> None:
     broker = MemoryBroker()
-    sender, receiver, heard = await linked(broker, "sender"), await linked(broker, "receiver"), Heard()
+    sender, receiver, heard = await linked(broker, "sender"), await linked(broker, "receiver"), HandlerLog()
     await receiver.subscribe("a", heard)
     broker.drop_acknowledgements("sender")
     broker.drop_acknowledgements("receiver")
@@ -143,7 +143,7 @@ async def test_second_client_of_an_id_throws_the_first_one_out() -> None:
     assert second.is_up
     await second.close()
     with pytest.raises(Bug):
-        await second.subscribe("a", Heard())
+        await second.subscribe("a", HandlerLog())
 
 
 async def test_listener_that_fails_harms_neither_the_link_nor_other_listeners() -> None:
@@ -231,7 +231,7 @@ def test_message_whose_predecessor_is_lost_is_refused_in_the_end() -> None:
 @pytest.mark.parametrize(("after_s", "heard_count", "unheard"), [(1.0, 1, 0), (UNHEARD_S_MAX + 1, 0, 1)])
 def test_what_was_held_waits_a_while_for_its_subscription(after_s: float, heard_count: int, unheard: int) -> None:
     async def live() -> tuple[int, int]:
-        broker, heard = MemoryBroker(), Heard()
+        broker, heard = MemoryBroker(), HandlerLog()
         bus = await linked(broker, "node")
         await bus.subscribe("a", heard)
         broker.cut("node")

@@ -19,7 +19,7 @@ from stigmergy.bus.mqtt import bus as bus_module
 from stigmergy.bus.mqtt import link as link_module
 from stigmergy.bus.port import PAYLOAD_BYTES_MAX, BusMessage
 from stigmergy.testing.brokers import Broker, NoBroker, TlsFiles, start_mosquitto, start_nats
-from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
+from stigmergy.testing.bus_rig import HandlerLog, Marking, publish_surely, wait_until
 from stigmergy.testing.proxy import LinkProxy
 
 STARTERS: dict[str, Callable[..., Broker]] = {"nats": start_nats, "mosquitto": start_mosquitto}
@@ -181,7 +181,7 @@ async def test_tls_both_ways(tmp_path: Path, broker_name: str) -> None:
     cert, key = ours.broker
     with STARTERS[broker_name](tmp_path / "broker", tls=TlsFiles(cert, key, ours.ca)) as broker:
         mine, not_mine = (f"cert={found.node[0]}&key={found.node[1]}" for found in (ours, others))
-        heard = Heard()
+        heard = HandlerLog()
         async with opened(f"{broker.url}?ca={ours.ca}&{mine}", "a") as bus:
             await bus.subscribe("a", heard)
             for number in range(20):
@@ -277,7 +277,7 @@ async def test_lost_acknowledgements_repeat_the_message(broker: Broker) -> None:
         opened(at(proxy), "sender") as sender,
         opened(broker.url, "receiver") as receiver,
     ):
-        heard = Heard()
+        heard = HandlerLog()
         await receiver.subscribe("a", heard)
         proxy.mute_server()
         publishing = asyncio.ensure_future(sender.publish(BusMessage("a", b"1")))
@@ -314,7 +314,7 @@ async def test_acknowledgement_that_the_broker_missed_is_given_on_the_next_link(
             await asyncio.sleep(0.3)
             assert len(calls) <= 2
         async with opened(at(proxy), "receiver") as receiver:
-            heard = Heard()
+            heard = HandlerLog()
             await receiver.subscribe("a", heard)
             await asyncio.sleep(0.3)
             assert heard.payloads == []
@@ -344,7 +344,7 @@ async def test_message_that_still_waits_here_is_not_doubled_by_a_cut(mosquitto: 
 async def test_broker_that_crashes_is_found_again(broker: Broker) -> None:
     """What a crash makes of a broker's sessions is its own affair."""
     async with opened(f"{broker.url}?{QUICK}", "a") as bus, opened(f"{broker.url}?{QUICK}", "b") as other:
-        heard = Heard()
+        heard = HandlerLog()
         await other.subscribe("a", heard)
         broker.kill()
         await wait_until(lambda: not bus.is_up and not other.is_up)
@@ -432,7 +432,7 @@ async def test_nonsense_from_a_broker_ends_the_link_and_nothing_else(answer: byt
         nonsense_server(answer) as server,
         opened(f"mqtt://127.0.0.1:{server.port}?{QUICK}&version={version}", "a", up=False) as bus,
     ):
-        await bus.subscribe("a", Heard())
+        await bus.subscribe("a", HandlerLog())
         await wait_until(lambda: server.connections >= 3)
         assert bus.last_error is not None
 
@@ -496,7 +496,7 @@ async def test_handler_may_publish_although_too_much_waits(
     monkeypatch.setattr(bus_module, "BACKLOG_COUNT_MAX", 4)
     with start_mosquitto(tmp_path / "wide", inflight_count_max=1_000) as broker:
         async with opened(broker.url, "sender") as sender, opened(broker.url, "receiver") as receiver:
-            answers = Heard()
+            answers = HandlerLog()
             await sender.subscribe("answers", answers)
 
             async def answer(message: BusMessage) -> None:
@@ -521,7 +521,7 @@ async def test_broker_that_does_not_answer_is_given_up(nats: Broker, monkeypatch
 
 async def test_devices_that_know_no_quality_of_service_are_heard(broker: Broker) -> None:
     async with opened(broker.url, "a") as bus:
-        heard = Heard()
+        heard = HandlerLog()
         await bus.subscribe("plain/#", heard)
         device = paho.Client(CallbackAPIVersion.VERSION2, "device")
 
@@ -539,7 +539,7 @@ async def test_devices_that_know_no_quality_of_service_are_heard(broker: Broker)
 
 async def test_message_that_is_too_large_is_refused_and_counted(tmp_path: Path, mosquitto: Broker) -> None:
     async with opened(mosquitto.url, "a") as bus:
-        heard = Heard()
+        heard = HandlerLog()
         await bus.subscribe("plain", heard)
         device = paho.Client(CallbackAPIVersion.VERSION2, "device")
 

@@ -11,7 +11,9 @@ from stigmergy.agents.messages import Action
 from stigmergy.base.errors import TooLarge
 from stigmergy.bus.memory import MemoryBroker
 from stigmergy.bus.port import BusMessage
-from stigmergy.bus.presence import NAMES_COUNT_MAX, PRESENT
+from stigmergy.bus.presence import NAMES_COUNT_MAX, PRESENT, TWIN_GONE_S
+from stigmergy.control.description import described_members
+from stigmergy.control.live import Live
 from stigmergy.node.declaration import Declaration
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
@@ -118,6 +120,99 @@ def test_a_link_that_comes_and_goes() -> None:
         # Heartbeats are no news.
         await asyncio.sleep(600)
         assert site.dispatcher().trail == ("reset", "+drone", "-drone", "+drone")
+
+    play(scene)
+
+
+def described(live: Live) -> dict[str, tuple[str, str | None]]:
+    return {one.name: (one.state, one.since) for one in described_members(live.members(), live.link)}
+
+
+def test_a_node_that_is_gone_stays_listed_as_away() -> None:
+    async def scene(site: Site) -> None:
+        live = await site.base.start()
+        other = await site.drone.start()
+        await asyncio.sleep(40)
+        assert {state for state, _ in described(live).values()} == {"alive"}
+        assert live.troubles() == other.troubles() == []
+        await site.drone.kill()
+        await asyncio.sleep(5)
+        state, since = described(live)["drone"]
+        assert (state, live.standing().link.members) == ("away", 1)
+        (trouble,) = live.troubles()
+        assert (trouble, trouble.code) == (f"node 'drone' is away, since {since} at the latest", "node-away")
+        await asyncio.sleep(60)
+        assert live.troubles() == [trouble], "since the same time"
+        await site.drone.start()
+        await asyncio.sleep(1)
+        assert (described(live)["drone"][0], live.troubles()) == ("alive", [])
+        # A node that names no agents is missed, too.
+        other = site.drone.live or other
+        await site.base.kill()
+        await asyncio.sleep(5)
+        assert [one.code for one in other.troubles()] == ["node-away"]
+
+    play(scene)
+
+
+def test_a_link_that_is_down_is_a_trouble_and_nobody_is_heard() -> None:
+    async def scene(site: Site) -> None:
+        live = await site.base.start()
+        await site.drone.start()
+        await asyncio.sleep(40)
+        site.broker.cut("base")
+        await asyncio.sleep(2)
+        assert live.troubles() == [], "a moment is no trouble"
+        await asyncio.sleep(2)
+        for _ in range(2):  # Later nobody is a member any more: they may be there, for all we know.
+            (trouble,) = live.troubles()
+            assert (trouble.code, trouble.startswith("link local-only: ")) == ("bus-down", True)
+            assert live.standing().link.members == 1
+            await asyncio.sleep(300)
+        site.broker.restore("base")
+        await asyncio.sleep(1)
+        assert live.troubles() == []
+        assert {state for state, _ in described(live).values()} == {"alive"}
+
+    play(scene)
+
+
+def test_members_are_unheard_without_a_link() -> None:
+    async def scene(site: Site) -> None:
+        live = await site.base.start()
+        await site.drone.start()
+        await asyncio.sleep(1)
+        site.broker.cut("base")
+        await asyncio.sleep(5)
+        assert {name: state for name, (state, _) in described(live).items()} == {"base": "alive", "drone": "unheard"}
+
+    play(scene)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_when_a_node_has_heard_all_others(is_late: bool) -> None:
+    """With a link at the start: once it hears itself. Without one, others have the time between two heartbeats."""
+
+    async def scene(site: Site) -> None:
+        site.broker.cut("base")
+        live = await site.base.start()
+        assert live.link is not None
+        presence = live.link.presence
+        presence.is_late = is_late
+        await asyncio.sleep(100)
+        assert presence.unheard() == "there was no link to the bus since the start"
+        site.broker.restore("base")
+        await asyncio.sleep(5)
+        assert bool(presence.unheard()) is is_late
+        site.broker.cut("base")
+        await asyncio.sleep(100)
+        assert bool(presence.unheard()) is is_late, "on a link of 5 s they had no time"
+        site.broker.restore("base")
+        await asyncio.sleep(45)
+        assert not presence.unheard()
+        site.broker.cut("base")
+        await asyncio.sleep(1)
+        assert not presence.unheard(), "what was heard is known"
 
     play(scene)
 
@@ -316,7 +411,10 @@ def test_a_conflict_is_over_when_the_twin_is_gone_and_three_are_found_too() -> N
                 await outsider.send(TOPIC.replace("twin", "base"), twin)
             await asyncio.sleep(30)
         assert "calls itself 'base' too" in live.standing().link.why
-        await asyncio.sleep(200)
+        for run in ("one", "two"):
+            left = cloud(PRESENT, {"node": "base", "run": run, "online": False})
+            await outsider.send(TOPIC.replace("twin", "base"), left)
+        await asyncio.sleep(TWIN_GONE_S + 1)
         assert live.standing().link.why == ""
         assert live.standing().troubles == []
         await outsider.bus.close()
@@ -332,6 +430,24 @@ def test_a_late_will_of_the_last_run_is_answered() -> None:
         gone = cloud(PRESENT, {"node": "base", "run": "the last", "online": False})
         await outsider.send(TOPIC.replace("twin", "base"), gone, retained=True)
         assert outsider.events("/presence")[-1].data["online"] is True
+        await outsider.bus.close()
+
+    play(scene)
+
+
+def test_what_the_broker_kept_of_a_node_that_stays_off_the_bus_is_believed_when_it_is_said_again() -> None:
+    off = cloud(PRESENT, {"node": "twin", "run": "1", "off": "node 'base' runs Drone/1"})
+
+    async def scene(site: Site) -> None:
+        outsider = await Outsider(site.broker).start("none")
+        await outsider.send(TOPIC, off, retained=True)  # and its node was killed, with the broker
+        live = await site.base.start()
+        await asyncio.sleep(1)
+        assert live.standing().troubles == []
+        await outsider.send(TOPIC, off, retained=True)
+        assert live.standing().troubles == ["node 'twin' stays off the bus: node 'base' runs Drone/1"]
+        await asyncio.sleep(130)
+        assert live.standing().troubles == []
         await outsider.bus.close()
 
     play(scene)

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
-from stigmergy.capture.log import LogCommit, log_commits
+from stigmergy.capture.log import CapturedCommit, log_commits
 
 
 class Gas(enum.Enum):
@@ -109,7 +109,7 @@ def declare(shards: int = 1) -> Fleet:
     return Fleet("meters", agents=[Meter], shards=shards)
 
 
-async def log_of(fleet: Fleet, folder: Path, events: list[Event | Command], agents: int = 3) -> list[LogCommit]:
+async def log_of(fleet: Fleet, folder: Path, events: list[Event | Command], agents: int = 3) -> list[CapturedCommit]:
     """The commits that these inputs make."""
     async with fleet.running(journal=f"sqlite:{folder / 'meters.db'}") as live:
         reader = live.host.feed.reader({})
@@ -118,7 +118,7 @@ async def log_of(fleet: Fleet, folder: Path, events: list[Event | Command], agen
                 await live.send(f"Meter/{number % agents}", event)
             else:
                 await live.observe(f"Meter/{number % agents}", event)
-        found: list[LogCommit] = []
+        found: list[CapturedCommit] = []
         while commits := await reader.read_commits(0.0):
             found += log_commits(commits)
         await reader.close()

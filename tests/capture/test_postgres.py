@@ -10,13 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from rigs.postgres import PostgresServer
 from stigmergy import Agent, Event, Fleet, evolve
 from stigmergy.base.errors import ConfigError, StoreConflict, StoreError, StoreForeign, StoreUnavailable
 from stigmergy.capture import postgres as writing
-from stigmergy.capture.log import Captured, LogCommit, log_commits
+from stigmergy.capture.log import Captured, CapturedCommit, log_commits
 from stigmergy.capture.postgres import CaptureSource, PostgresWriter
 from stigmergy.capture.tables import EventTables
-from stigmergy.testing.postgres import PostgresServer
 from tests.capture.fleets import EVERYTHING, Archive, Measured, declare, log_of
 
 
@@ -148,7 +148,7 @@ def scale(event: type[Event]) -> Fleet:
     return Fleet("scales", agents=[made])
 
 
-async def weigh(fleet: Fleet, folder: Path, events: list[Event]) -> list[LogCommit]:
+async def weigh(fleet: Fleet, folder: Path, events: list[Event]) -> list[CapturedCommit]:
     async with fleet.running(journal=f"sqlite:{folder / 'scales.db'}") as live:
         reader = live.host.feed.reader({})
         for event in events:

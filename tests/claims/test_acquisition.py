@@ -8,12 +8,12 @@ from msgspec import structs
 from stigmergy.claims import acquisition as acquisitions
 from stigmergy.claims.acquisition import (
     Acquisition,
+    Advance,
     ClaimDenied,
     ClaimGranted,
     ClaimLost,
     CurrentHolder,
     HeldClaim,
-    Turn,
     ask,
     heard,
     release,
@@ -78,7 +78,7 @@ class Claimant:
     def _number(self) -> int:
         return self.node.sequence + len(self.sends) + 1
 
-    def _take(self, turn: Turn) -> None:
+    def _take(self, turn: Advance) -> None:
         self.acquisition = turn.acquisition
         self.told += turn.verdicts
         if turn.move is not None:

@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from rigs.postgres import NoPostgres, start_postgres
 from stigmergy.testing.nats import NatsCluster
-from stigmergy.testing.postgres import NoPostgres, start_postgres
 from tests.cli.conftest import Folder
 from tests.conftest import without
 
@@ -68,16 +68,16 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
     return last
 
 
-def test_what_was_kept_and_what_is_kept_while_it_runs(folder: Folder, postgres: str) -> None:
-    folder.start()
-    send(folder, "M1")
-    with capturing(folder, postgres) as process:
+def test_what_was_kept_and_what_is_kept_while_it_runs(here: Folder, postgres: str) -> None:
+    here.start()
+    send(here, "M1")
+    with capturing(here, postgres) as process:
         wait_until(lambda: "delivery" in schemas(postgres) and missions(postgres) == ["M1"])
-        send(folder, "M2")
+        send(here, "M2")
         wait_until(lambda: missions(postgres) == ["M1", "M2"])
         assert ended(process)["event"] == "captured"
-    send(folder, "M3")
-    done = folder.lines("capture", "drone:fleet", "--to", postgres, "--once")
+    send(here, "M3")
+    done = here.lines("capture", "drone:fleet", "--to", postgres, "--once")
     assert [one["event"] for one in done] == ["captured"]
     assert missions(postgres) == ["M1", "M2", "M3"]
 
@@ -88,37 +88,37 @@ def schemas(url: str) -> list[str]:
         return [row[0] for row in found.fetchall()]
 
 
-def test_a_node_that_stops_starts_and_stops_again(folder: Folder, postgres: str) -> None:
-    node = folder.start()
-    send(folder, "M1")
-    with capturing(folder, postgres) as process:
+def test_a_node_that_stops_starts_and_stops_again(here: Folder, postgres: str) -> None:
+    node = here.start()
+    send(here, "M1")
+    with capturing(here, postgres) as process:
         wait_until(lambda: "delivery" in schemas(postgres) and missions(postgres) == ["M1"])
-        send(folder, "M2")
+        send(here, "M2")
         node.end(signal.SIGKILL)
         wait_until(lambda: missions(postgres) == ["M1", "M2"])
-        node = folder.start()
-        send(folder, "M3")
+        node = here.start()
+        send(here, "M3")
         node.end()
         wait_until(lambda: missions(postgres) == ["M1", "M2", "M3"])
-        folder.start()
-        send(folder, "M4")
+        here.start()
+        send(here, "M4")
         wait_until(lambda: missions(postgres) == ["M1", "M2", "M3", "M4"])
         assert process.poll() is None
 
 
-def test_a_server_that_was_away_gets_what_it_missed(folder: Folder) -> None:
+def test_a_server_that_was_away_gets_what_it_missed(here: Folder) -> None:
     try:
         server = start_postgres()
     except NoPostgres as missing:
         without(str(missing), "NOT TESTED ON POSTGRESQL")
     with server:
         url = server.new_database()
-        folder.start()
-        send(folder, "M1")
-        with capturing(folder, url) as process:
+        here.start()
+        send(here, "M1")
+        with capturing(here, url) as process:
             wait_until(lambda: "delivery" in schemas(url) and missions(url) == ["M1"])
             server.kill()
-            send(folder, "M2")
+            send(here, "M2")
             assert process.stdout is not None
             troubled = json.loads(process.stdout.readline())
             assert troubled["event"] == "troubled"
@@ -127,12 +127,12 @@ def test_a_server_that_was_away_gets_what_it_missed(folder: Folder) -> None:
             wait_until(lambda: missions(url) == ["M1", "M2"])
 
 
-def test_only_some_events_into_a_schema_of_their_own(folder: Folder, postgres: str) -> None:
-    node = folder.start()
-    send(folder, "M1")
-    folder.ask(do="observe", agent="Drone/D-17", event="BatteryMeasured", fields={"percent": 50.0})
+def test_only_some_events_into_a_schema_of_their_own(here: Folder, postgres: str) -> None:
+    node = here.start()
+    send(here, "M1")
+    here.ask(do="observe", agent="Drone/D-17", event="BatteryMeasured", fields={"percent": 50.0})
     node.end()
-    folder.lines("capture", "drone:fleet", "--to", postgres, "--once", "--only", "BatteryMeasured", "--schema", "power")
+    here.lines("capture", "drone:fleet", "--to", postgres, "--once", "--only", "BatteryMeasured", "--schema", "power")
     with psycopg.connect(postgres) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'power' ORDER BY 1").fetchall()
         assert connection.execute("SELECT percent FROM power.battery_measured").fetchall() == [(50.0,)]
@@ -171,38 +171,39 @@ def test_the_journal_of_another_fleet_is_refused(here: Folder, postgres: str) ->
     assert "is of the fleet 'delivery', not of 'other'" in said
 
 
-def test_a_journal_on_nats_that_a_node_has(folder: Folder, postgres: str, nats_server: NatsCluster) -> None:
-    node = folder.start("drone:fleet", "--journal", nats_server.url)
-    send(folder, "M1")
-    with capturing(folder, postgres, "--journal", nats_server.url):
+def test_a_journal_on_nats_that_a_node_has(here: Folder, postgres: str, nats_server: NatsCluster) -> None:
+    node = here.start("drone:fleet", "--journal", nats_server.url)
+    send(here, "M1")
+    with capturing(here, postgres, "--journal", nats_server.url):
         wait_until(lambda: "delivery" in schemas(postgres) and missions(postgres) == ["M1"])
-        send(folder, "M2")
+        send(here, "M2")
         wait_until(lambda: missions(postgres) == ["M1", "M2"])
-    send(folder, "M3")
+    send(here, "M3")
     node.end()
-    folder.lines("capture", "drone:fleet", "--to", postgres, "--once", "--journal", nats_server.url)
+    here.lines("capture", "drone:fleet", "--to", postgres, "--once", "--journal", nats_server.url)
     assert missions(postgres) == ["M1", "M2", "M3"]
 
 
-def test_a_cluster_whose_worker_is_killed(folder: Folder, postgres: str, nats_server: NatsCluster) -> None:
-    path = folder.path / "drone.py"
+def test_a_cluster_whose_worker_is_killed(here: Folder, postgres: str, nats_server: NatsCluster) -> None:
+    path = here.path / "drone.py"
     text = path.read_text(encoding="utf-8").replace("agents=[Drone]", "agents=[Drone], shards=3")
     path.write_text(text, encoding="utf-8")
     sent: list[str] = []
 
     def give(count: int) -> None:
         for _ in range(count):
-            mission = f"M{len(sent)}"
-            place = ("--nats", nats_server.url, "--fleet", "drone:fleet")
-            folder.json("send", f"Drone/D-{len(sent) % 5}", "StartMission", f"mission={mission}", *place)
+            mission, place = f"M{len(sent)}", ("--nats", nats_server.url, "--fleet", "drone:fleet", "--command-id")
+            send = ("send", f"Drone/D-{len(sent) % 5}", "StartMission", f"mission={mission}", *place, mission)
+            # A worker that was just started, or has to take over, may take longer than a command waits.
+            wait_until(lambda send=send: here.cli(*send).returncode == 0)  # type: ignore[misc]
             sent.append(mission)
 
-    with worker(folder, nats_server) as first:
+    with worker(here, nats_server) as first:
         give(6)
-        with capturing(folder, postgres, "--nats", nats_server.url) as process:
+        with capturing(here, postgres, "--nats", nats_server.url) as process:
             wait_until(lambda: "delivery" in schemas(postgres) and len(missions(postgres)) == 6)
             first.kill()
-            with worker(folder, nats_server):
+            with worker(here, nats_server):
                 give(6)
                 wait_until(lambda: len(missions(postgres)) == 12)
                 assert sorted(ended(process)["positions"]) == ["0", "1", "2"]

@@ -166,9 +166,10 @@ def lines(text: str) -> list[Any]:
 
 
 def test_status_says_how_a_node_stands_with_others(town: Town, asked: Asked) -> None:
+    town.wait(lambda: not town.folder.json("status", "--journal", "n0.db")["shared"]["behind"])
     found = town.folder.json("status", "--journal", "n0.db")
     standing = {"objects": 1, "replicas": 1, "peers": 1, "waiting": 0, "diverged": [], "quarantined": []}
-    assert found["shared"] == {**standing, "unacknowledged": found["shared"]["unacknowledged"]}
+    assert found["shared"] == {**standing, **{name: found["shared"][name] for name in ("behind", "unacknowledged")}}
     claims = found["claims"]
     assert (claims["ledger"], claims["why"], claims["held"], claims["asking"]) == ("up", "", 1, 0)
     assert claims["position"] >= 2
@@ -220,6 +221,7 @@ def test_a_replica_is_retired_and_comes_back_when_it_writes(town: Town, asked: A
 
 
 def test_claims(town: Town, asked: Asked) -> None:
+    assert "TOKEN  POSITION  FOR" in asked("claims")
     (here,) = town.folder.lines("claims", "--journal", "n0.db")
     (there,) = lines(asked("claims", "slot", "--json", node=1))
     assert set(here) == documented("claims")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,14 @@ from tests.cli.conftest import DRONE, Folder
 from tests.cli.terminal import Terminal, in_terminal
 
 Completed = Callable[[str], list[str]]
+parser = cache(build_parser)
 
 
 @pytest.fixture
 def completed(shared: Folder, monkeypatch: pytest.MonkeyPatch) -> Completed:
     """What completes a line, beside the shared node; in this process because there are many."""
     monkeypatch.chdir(shared.path)
-    return lambda line: [word.text for word in complete(build_parser(), split_line(line), CompletionNames())]
+    return lambda line: [word.text for word in complete(parser(), split_line(line), CompletionNames())]
 
 
 LINES = {

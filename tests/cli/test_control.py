@@ -82,8 +82,8 @@ def test_an_oversize_request_is_refused_and_the_connection_closed(shared: Folder
     with connected(shared) as connection:
         (reply,) = asked(connection, b"x" * (REQUEST_BYTES_MAX + 10_000) + b"\n")
         assert reply["kind"] == "TooLarge"
-    said = shared.json("send", "Drone/D-17", "StartMission", "mission=" + "x" * 100_000, code=1)
-    assert "65536 at most" in said["reason"]
+    said = shared.json("send", "Drone/D-17", "StartMission", "mission=" + "x" * 100_000, code=2)
+    assert "65536 at most" in said["error"]
     assert shared.json("status")["fleet"] == "delivery"
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from stigmergy.app.config import FleetConfig
 from stigmergy.claims.service import ClaimsStatus
 from stigmergy.control import protocol
-from stigmergy.network.replicator import SharedStatus
+from stigmergy.crdt.anti_entropy.context import SharedStatus
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.in_process import Here
 from tests.formats.manual import tables

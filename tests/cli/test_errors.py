@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,15 @@ def test_more_than_one_to_choose_from(here: Folder) -> None:
     here.start("drone:fleet", "--journal", "other.db", "--key", "other.key")
     assert "more than one running node in this folder (delivery.db.sock, other.db.sock)" in here.error("status", code=2)
     assert here.json("status", "--journal", "other.db")["journal"] == "sqlite:other.db"
+
+
+def test_the_version_is_said_without_loading_the_runtime() -> None:
+    script = (
+        "import sys; from stigmergy_program import main; sys.argv[1:] = ['--version']; assert main() == 0; "
+        "assert 'stigmergy' not in sys.modules and 'asyncio' not in sys.modules"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
+    assert said.stdout == f"stigmergy {version('stigmergy')}\n"
 
 
 def test_help_and_version(here: Folder) -> None:

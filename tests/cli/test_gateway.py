@@ -19,6 +19,7 @@ from stigmergy.nats.gateway.leaf import Leaf, LeafPlan
 from stigmergy.nats.servers.server import LOOPBACK, free_ports
 from stigmergy.testing.nats import start_single
 from stigmergy.testing.proxy import LinkProxy
+from tests.cli.conftest import sentences
 
 WAIT_S_MAX = 240.0
 MODULE = """
@@ -231,7 +232,7 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     assert main(["gateway", "fleets:fleet", "--port", "0", "--mqtt-port", "0", *given]) == exits.USAGE
-    said = capsys.readouterr().err
+    said = sentences(capsys.readouterr().err)
     assert "Traceback" not in said
     return said
 

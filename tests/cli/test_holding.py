@@ -50,26 +50,26 @@ def test_a_hold_is_set_listed_cleared_and_survives(here: Folder) -> None:
     assert "give a time" in here.error("log", "hold", "set", "--since", "7", "--reason", "x", code=2)
 
 
-def test_log_is_archived_before_it_is_dropped_and_held_log_is_not(folder: Folder, tmp_path: Path) -> None:
+def test_log_is_archived_before_it_is_dropped_and_held_log_is_not(here: Folder, tmp_path: Path) -> None:
     (tmp_path / "stigmergy.toml").write_text(ARCHIVING)
-    node = folder.start("--config", "stigmergy.toml")
-    folder.json("log", "hold", "set", "--reason", "incident 7")
-    send(folder, 0, 30)
+    node = here.start("--config", "stigmergy.toml")
+    here.json("log", "hold", "set", "--reason", "incident 7")
+    send(here, 0, 30)
     time.sleep(0.5)
-    assert first_position(folder) == 1
+    assert first_position(here) == 1
     assert not (tmp_path / "archive").exists()
-    folder.json("log", "hold", "clear", "1", "--reason", "settled")
-    send(folder, 30, 10)
+    here.json("log", "hold", "clear", "1", "--reason", "settled")
+    send(here, 30, 10)
     until = time.monotonic() + 240
-    while first_position(folder) == 1 and time.monotonic() < until:
-        send(folder, 50, 1)
-    first = first_position(folder)
+    while first_position(here) == 1 and time.monotonic() < until:
+        send(here, 50, 1)
+    first = first_position(here)
     assert first > 1
     node.end()
     segments = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "archive").iterdir())
     assert segments
     assert all(name.endswith(".flight") for name in segments)
-    found = folder.lines("log", "verify", *segments, "--key", "delivery.key")
+    found = here.lines("log", "verify", *segments, "--key", "delivery.key")
     assert all(one["sound"] for one in found)
     archived = [head["position"] for one in found for head in one.get("heads", [])]
     assert max(archived) >= first - 1

@@ -205,3 +205,13 @@ def test_a_sensor_that_ends_the_program_has_it_drained(folder: Folder) -> None:
     assert "Traceback" not in done.stderr
     assert not (folder.path / "delivery.db.sock").exists()
     assert folder.json("log", "verify")["sound"] is True
+
+
+def test_agents_that_the_configuration_left_out_are_named_at_the_start(folder: Folder) -> None:
+    node = folder.start()
+    for name in ("a1", "a2", "b1"):
+        folder.ask(do="send", agent=f"Drone/{name}", command="StartMission", fields={"mission": "M"})
+    node.end()
+    (folder.path / "stigmergy.toml").write_text('[fleet]\nagents = ["Drone/a*"]\n', encoding="utf-8")
+    again = folder.start()
+    assert again.recovered["at_rest"] == ["Drone/b1"]

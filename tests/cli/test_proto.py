@@ -46,3 +46,11 @@ def test_check_fails_until_the_change_is_committed(drones: Folder) -> None:
     gone = drones.cli("proto", "drone:fleet")
     assert gone.returncode == 2
     assert ".urgent is gone, and old clients still use its number" in gone.stderr
+
+
+@pytest.mark.parametrize("options", [("--grpc", ":0"), ("--serve", "0.0.0.0:0")], ids=["no numbers", "no tokens"])
+def test_a_node_that_could_not_be_served_opens_nothing(drones: Folder, options: tuple[str, ...]) -> None:
+    refused = drones.cli("run", "drone:fleet", *options)
+    assert refused.returncode == 2
+    assert ("field numbers" if "--grpc" in options else "token") in refused.stderr
+    assert [path.name for path in drones.path.iterdir() if path.name != "__pycache__"] == ["drone.py"]

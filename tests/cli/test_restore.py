@@ -86,73 +86,73 @@ def lose_the_disk(folder: Folder) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def test_a_killed_node_without_its_disk_comes_back(folder: Folder, server: NatsCluster) -> None:
-    (folder.path / "peer").mkdir()
-    (folder.path / "stigmergy.toml").write_text(CONFIG.format(nats=server.url), encoding="utf-8")
-    node = folder.start("drone:fleet")
-    fly(folder, range(40))
-    before = missions(folder)
-    peer = f"folder:{folder.path / 'peer'}"
-    on_nats = wait_copied(folder, server.url).manifest
+def test_a_killed_node_without_its_disk_comes_back(here: Folder, server: NatsCluster) -> None:
+    (here.path / "peer").mkdir()
+    (here.path / "stigmergy.toml").write_text(CONFIG.format(nats=server.url), encoding="utf-8")
+    node = here.start("drone:fleet")
+    fly(here, range(40))
+    before = missions(here)
+    peer = f"folder:{here.path / 'peer'}"
+    on_nats = wait_copied(here, server.url).manifest
     assert on_nats is not None
-    wait_copied(folder, peer)
-    status = wait_told(folder, on_nats.commits)
+    wait_copied(here, peer)
+    status = wait_told(here, on_nats.commits)
     assert status["troubles"] == []
     assert [one["store"] for one in status["copies"]] == [server.url, peer]
     (sentence,) = re.findall(r"^- `copies`, of a node(.*)$", (DOCS / "control.md").read_text(), re.MULTILINE)
     assert set(re.findall(r"`([a-z_]+)`", sentence)) == set(status["copies"][0])
     node.end(signal.SIGKILL)
-    lose_the_disk(folder)
+    lose_the_disk(here)
 
-    listed = folder.json("restore")
+    listed = here.json("restore")
     assert {one["store"] for one in listed["copies"]} == {server.url, peer}
-    public = folder.path / "delivery.key"
-    restored = folder.json("restore", "--copies", server.url, "--to", "delivery.db", "--key", str(public))
+    public = here.path / "delivery.key"
+    restored = here.json("restore", "--copies", server.url, "--to", "delivery.db", "--key", str(public))
     assert {*listed, *restored, *listed["copies"][0]} == documented_keys()
     assert (restored["node"], restored["commits"]) == ("north/n1", on_nats.commits)
     assert restored["incarnation"] != on_nats.incarnation
-    assert "never overwrites" in folder.error("restore", "--copies", peer, "--to", "delivery.db", code=2)
+    assert "never overwrites" in here.error("restore", "--copies", peer, "--to", "delivery.db", code=2)
 
-    folder.start("drone:fleet")
-    assert missions(folder) == before
-    fly(folder, range(40, 45))
-    assert missions(folder)["D-0"] == "M40"
+    here.start("drone:fleet")
+    assert missions(here) == before
+    fly(here, range(40, 45))
+    assert missions(here)["D-0"] == "M40"
 
 
-def test_a_second_key_takes_over_after_the_disk_took_the_first(folder: Folder) -> None:
+def test_a_second_key_takes_over_after_the_disk_took_the_first(here: Folder) -> None:
     """The key beside the journal is lost with it, and no other key could ever run what was restored."""
-    (folder.path / "peer").mkdir()
-    (folder.path / "stigmergy.toml").write_text(CONFIG.replace('"{nats}", ', ""), encoding="utf-8")
-    folder.json("keys", "new", "recovery.key")
-    node = folder.start("drone:fleet")
-    (folder.path / "delivery.pub").write_text(folder.json("keys", "show", "delivery.key")["line"] + "\n")
-    folder.json("keys", "rotate", "--new", folder.json("keys", "show", "recovery.key")["line"])
-    fly(folder, range(10))
-    before = missions(folder)
-    wait_copied(folder, f"folder:{folder.path / 'peer'}")
+    (here.path / "peer").mkdir()
+    (here.path / "stigmergy.toml").write_text(CONFIG.replace('"{nats}", ', ""), encoding="utf-8")
+    here.json("keys", "new", "recovery.key")
+    node = here.start("drone:fleet")
+    (here.path / "delivery.pub").write_text(here.json("keys", "show", "delivery.key")["line"] + "\n")
+    here.json("keys", "rotate", "--new", here.json("keys", "show", "recovery.key")["line"])
+    fly(here, range(10))
+    before = missions(here)
+    wait_copied(here, f"folder:{here.path / 'peer'}")
     node.end(signal.SIGKILL)
-    lose_the_disk(folder)
-    for path in folder.path.glob("delivery.key*"):
+    lose_the_disk(here)
+    for path in here.path.glob("delivery.key*"):
         path.unlink()
-    folder.json("keys", "new", "stranger.key")
+    here.json("keys", "new", "stranger.key")
 
-    assert "but of north/n1; say one" in folder.error("restore", "--node", "n1", "--to", "delivery.db", code=2)
-    restored = folder.cli("restore", "--to", "delivery.db")
-    recovery = folder.json("keys", "show", "recovery.key")["fingerprint"]
+    assert "but of north/n1; say one" in here.error("restore", "--node", "n1", "--to", "delivery.db", code=2)
+    restored = here.cli("restore", "--to", "delivery.db")
+    recovery = here.json("keys", "show", "recovery.key")["fingerprint"]
     assert "to run the node, give the private key" in restored.stderr
     assert recovery in restored.stderr
-    said = folder.error("run", "--key", "stranger.key", "--trust", "delivery.pub", code=4)
+    said = here.error("run", "--key", "stranger.key", "--trust", "delivery.pub", code=4)
     assert "not be continued: start a new journal" in said
-    node = folder.start("drone:fleet", "--key", "recovery.key", "--trust", "delivery.pub")
-    assert missions(folder) == before
-    fly(folder, range(10, 15))
-    folder.json("keys", "revoke", "delivery.pub")
+    node = here.start("drone:fleet", "--key", "recovery.key", "--trust", "delivery.pub")
+    assert missions(here) == before
+    fly(here, range(10, 15))
+    here.json("keys", "revoke", "delivery.pub")
     node.end()
-    found = folder.json("log", "verify", "--key", "delivery.pub")
+    found = here.json("log", "verify", "--key", "delivery.pub")
     assert found["sound"] is True
     assert [one["revoked_after"] is None for one in found["signers"]] == [False, True]
-    folder.start("drone:fleet", "--key", "recovery.key")
-    assert missions(folder)["D-0"] == "M10"
+    here.start("drone:fleet", "--key", "recovery.key")
+    assert missions(here)["D-0"] == "M10"
 
 
 def documented_keys() -> set[str]:
@@ -168,34 +168,34 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
 
 
 def test_what_is_wrong_is_said(
-    folder: Folder, server: NatsCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Folder, server: NatsCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(folder.path)
+    monkeypatch.chdir(here.path)
     nobody = ("restore", "--name", "nobody", "--copies")
     assert "where are the copies" in said(capsys, "restore", "--name", "nobody", code=2)
     assert "no adapter" in said(capsys, *nobody, "ftp://x", code=2)
     assert "of which fleet" in said(capsys, "restore", "--copies", server.url, code=2)
     assert "no copies of nobody" in said(capsys, *nobody, server.url, code=0)
     assert "no copy here" in said(capsys, *nobody, server.url, "--to", "x.db", code=2)
-    assert not (folder.path / "x.db").exists()
+    assert not (here.path / "x.db").exists()
     assert "mounted" in said(capsys, *nobody, "folder:missing", code=3)
     both = said(capsys, *nobody, "folder:missing", "--copies", server.url, code=0)
     assert "mounted" in both
     assert "no copies of nobody" in both
 
 
-def test_a_store_out_of_reach_is_among_the_troubles(folder: Folder) -> None:
-    (folder.path / "stigmergy.toml").write_text(CONFIG.format(nats="folder:elsewhere"), encoding="utf-8")
-    folder.start("drone:fleet")
-    fly(folder, range(3))
+def test_a_store_out_of_reach_is_among_the_troubles(here: Folder) -> None:
+    (here.path / "stigmergy.toml").write_text(CONFIG.format(nats="folder:elsewhere"), encoding="utf-8")
+    here.start("drone:fleet")
+    fly(here, range(3))
     deadline_s = time.monotonic() + COPIED_S_MAX
     found: list[str] = []
     while len(found) < 2:
         assert time.monotonic() < deadline_s, found
-        found = [one for one in folder.ask(do="status")["troubles"] if "copies at" in one]
+        found = [one for one in here.ask(do="status")["troubles"] if "copies at" in one]
         time.sleep(0.05)
     assert all("mounted" in one for one in found)
-    fly(folder, range(3, 6))
+    fly(here, range(3, 6))
 
 
 def listed(url: str, version: int, made_ns: int, commits: int, incarnation: int = 1) -> Listed:

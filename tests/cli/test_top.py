@@ -18,6 +18,9 @@ from stigmergy.base.errors import NotRunning
 from stigmergy.cli.display.frames import COLUMNS_MIN, Page, Sampler, Seen, Viewport, draw, fit
 from stigmergy.cli.display.output import Cell
 from stigmergy.control.replies import LetterReply, LinkReply, RecoveryReply, StatusReply
+from stigmergy.metrics.busiest import Share
+from stigmergy.metrics.histogram import Histogram
+from stigmergy.metrics.samples import LargestState, Samples, SampleSheet, latencies
 from tests.cli.conftest import Folder
 from tests.cli.terminal import Terminal, in_terminal
 
@@ -71,6 +74,17 @@ SEEN = Seen(
 )
 
 
+def measured() -> Samples:
+    sheet, took = SampleSheet(), Histogram()
+    took.observe(3_000_000, 10)
+    sheet.observe("stigmergy_event_to_action_seconds", took)
+    sheet.observe("stigmergy_commit_seconds", Histogram())
+    return sheet.samples([Share("Drone/D-7", 0.75)], [LargestState("Drone/D-9", 2048)])
+
+
+MEASURED = structs.replace(SEEN, status=structs.replace(STATUS, metrics=measured()), latencies=latencies(measured()))
+
+
 def text(line: list[Cell]) -> str:
     return "".join(cell if isinstance(cell, str) else cell[0] for cell in line)
 
@@ -116,6 +130,11 @@ def test_other_pages() -> None:
     letters = frame(SEEN, Viewport(100, 24, Page.LETTERS))
     assert "0.6.0 Drone/D-1 RuntimeError: oh  Stumble@1" in letters
     assert letters.splitlines()[-2].startswith("… and ")
+    times = frame(MEASURED, Viewport(100, 40, Page.METRICS))
+    assert re.search(r"^event to action +p50 +3\.\d\d ms  p99 +4\.\d\d ms$", times, re.MULTILINE)
+    assert "busy  Drone/D-7  75% of the events\nlarge Drone/D-9  2.0 KiB" in times
+    assert re.search(r"action p99 +4\.\d\d ms", times)
+    assert "commit" not in times.partition("TIMES")[2], "nothing was observed"
     nothing = frame(structs.replace(SEEN, letters=[]), Viewport(100, 40, Page.LETTERS))
     assert "DEAD LETTERS\nnone" in nothing
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import queue
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,21 +16,24 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import trustme
 
 from stigmergy.base.errors import LinkDown
 from stigmergy.base.system import SystemEntropy
 from stigmergy.bus.mqtt import open_bus as open_mqtt
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.cli.display.frames import ranges
+from stigmergy.diagnostics.codes import CODES
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.bus import open_bus as open_nats
 from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import ensure_stream
 from stigmergy.shard.homes import shard_of
-from tests.cli.conftest import DRONE, Folder
+from tests.cli.conftest import DRONE, VIEWS, Folder
 from tests.cli.in_process import Here
 from tests.cli.terminal import in_terminal
 from tests.disks import small_disk
@@ -84,6 +90,8 @@ class Up:
     def __init__(self, folder: Folder, *arguments: str) -> None:
         self.folder = folder
         self.said: list[dict[str, Any]] = []
+        self.log: list[str] = []
+        """What it wrote to stderr."""
         self._lines: queue.Queue[str] = queue.Queue()
         self.process = subprocess.Popen(
             [*PROGRAM, "up", *arguments, "--json"],
@@ -94,6 +102,8 @@ class Up:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+        self._log_reader = threading.Thread(target=self._read_log, daemon=True)
+        self._log_reader.start()
 
     def wait(self, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The next document that fits, behind what was waited for before."""
@@ -132,6 +142,7 @@ class Up:
         self.process.send_signal(number)
         code = self.process.wait(WAIT_S)
         self._reader.join(WAIT_S)
+        self._log_reader.join(WAIT_S)
         self.heard()
         return code
 
@@ -140,6 +151,7 @@ class Up:
             self.process.kill()
         self.process.wait()
         self._reader.join(WAIT_S)
+        self._log_reader.join(WAIT_S)
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -148,6 +160,10 @@ class Up:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.put(line)
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        self.log.extend(self.process.stderr)
 
 
 def runs(pid: int) -> bool:
@@ -192,6 +208,9 @@ def test_a_cluster_lives_through_kills_and_goes_on_after_its_end(here: Callable[
     sent = up.folder.json("send", "Drone/D-1", "StartMission", "mission=M1", "--nats", url, "--fleet", "drone:fleet")
     assert sent["accepted"] is True
 
+    where = up.folder.cli("where", "Drone/D-1", "--nats", url, "--fleet", "drone:fleet").stdout
+    assert where.startswith(f"Drone/D-1  shard-{shard_of('Drone/D-1', 4)}  it lives in shard")
+
     # A worker that begins later, or loses its lease where all is slow, has none for a moment.
     eventually(lambda: len(up.folder.json("status", "--nats", url)["fleets"][0]["workers"]) == 2)
     status = up.folder.json("status", "--nats", url)
@@ -222,6 +241,7 @@ def test_a_cluster_lives_through_kills_and_goes_on_after_its_end(here: Callable[
     assert ("worker-2", "stopped") in events
     pids = {int(one["pid"]) for one in up.said if one["event"] == "started"}
     assert not [pid for pid in sorted(pids) if runs(pid)]
+    check_the_log(up)
 
     later = here("drone:fleet", "--nodes", "3", "--workers", "1")
     assert later.wait_event("up")["nats"] == url
@@ -231,6 +251,23 @@ def test_a_cluster_lives_through_kills_and_goes_on_after_its_end(here: Callable[
     later.process.send_signal(signal.SIGKILL)
     pids = {int(one["pid"]) for one in later.said if one["event"] == "started"}
     eventually(lambda: not any(runs(pid) for pid in sorted(pids)))
+
+
+def check_the_log(up: Up) -> None:
+    """Lines of the workers come through as they are, beside those of `up`; all are lines of JSON with a code."""
+    log = [json.loads(line) for line in up.log]
+    assert {one["code"] for one in log} <= set(CODES)
+    workers = [line for line, one in zip(up.log, log, strict=True) if one.get("role") == "worker"]
+    files = "".join((up.folder.path / "stigmergy-cluster" / f"worker-{one}.log").read_text() for one in (1, 2))
+    assert workers
+    assert all(line in files for line in workers)
+    owns = [one for one in log if one["code"] == "shard-owned"]
+    assert {one["shard"] for one in owns} == {0, 1, 2, 3}
+    assert {one["node"].partition("-")[0] for one in owns} <= {"w1", "w2"}
+    ended = [one["message"] for one in log if one["code"] == "child-ended"]
+    assert any(text.startswith("n1 ended by SIGKILL") for text in ended)
+    assert any(text.startswith("worker-1 ended by SIGKILL") for text in ended)
+    assert (log[-1]["role"], log[-1]["code"]) == ("up", "node-stopped")
 
 
 def owned(up: Up) -> set[int]:
@@ -250,6 +287,20 @@ def test_servers_alone_on_a_terminal(tmp_path: Path) -> None:
         terminal.press("\x03")
         assert terminal.wait_end() == 0
     assert "stopped (SIGINT)" in terminal.text
+
+
+def test_on_a_terminal_workers_are_heard_under_their_names(tmp_path: Path) -> None:
+    (tmp_path / "drone.py").write_text(FLEET, encoding="utf-8")
+    command = [*PROGRAM, "up", "drone:fleet", "--nodes", "1", "--workers", "1"]
+    with in_terminal(command, tmp_path, columns=200, lines=40) as terminal:
+        terminal.wait_text("look at it:", "all 4 shards have an owner")
+        (url,) = {line.split()[-1] for line in terminal.text.splitlines() if "look at it:" in line}
+        for _ in range(2):
+            Here(tmp_path).cli("send", "Drone/D-1", "Stumble", "--nats", url, "--fleet", "drone:fleet")
+        terminal.wait_text("worker-1: Drone/D-1 is stopped: ", "[agent-stopped]")
+        terminal.press("\x03")
+        assert terminal.wait_end() == 0
+    assert '"code"' not in terminal.text
 
 
 def test_a_second_signal_ends_at_once(here: Callable[..., Up]) -> None:
@@ -325,7 +376,7 @@ def check_what_operators_see(folder: Folder, url: str, carts: list[str]) -> None
     top = folder.json("top", "--once", *place)
     assert (top["status"]["agents"], top["running"]) == (4, True)
     assert top["events_per_s"] is not None
-    assert "4 of 4 shards answer" in folder.cli("top", "--once", *place).stdout
+    eventually(lambda: "4 of 4 shards answer" in folder.cli("top", "--once", *place).stdout)
 
 
 @pytest.mark.prove
@@ -381,6 +432,37 @@ async def heard_while(url: str, mqtt: list[str], work: Callable[[], object]) -> 
     return heard
 
 
+def test_the_api_of_a_cluster_is_served_to_others(here: Callable[..., Up], here_in: Here) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    (here_in.path / "fleet.crt").write_bytes(b"".join(one.bytes() for one in issued.cert_chain_pems))
+    (here_in.path / "fleet.pem").write_bytes(issued.private_key_pem.bytes())
+    # As the refusal says, and before there is a cluster.
+    create = ["token", "create", "--tokens", "stigmergy-cluster/fleet.tokens", "--scope", "read"]
+    token = here_in.cli(*create, "reader").stdout.strip()
+    listens = ("--serve", "0.0.0.0:0", "--cert", "fleet.crt", "--cert-key", "fleet.pem", "--host", "localhost")
+    up = here("drone:fleet", "--nodes", "1", "--workers", "1", *listens)
+    assert up.wait_event("up")["uses"]["a token for the API"].split()[1:-1] == create
+    url = urlsplit(up.wait_said("api", "serving")["said"]["url"])
+    assert url.scheme == "https"
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+
+    def ask(token: str) -> tuple[int, str]:
+        asking = http.client.HTTPSConnection("localhost", url.port, context=trusting, timeout=WAIT_S)
+        try:
+            asking.request("GET", "/v1/agents", headers={"Authorization": f"Bearer {token}"})
+            answer = asking.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            asking.close()
+
+    assert ask(token)[0] in (200, 503)
+    status, said = ask("stg_reader_wrong")
+    assert status == 401
+    assert f"--tokens {here_in.path / 'stigmergy-cluster' / 'fleet.tokens'} --scope read NAME" in said
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "says"),
@@ -390,10 +472,27 @@ class TestRefusals:
             (("--gateway", "north"), "give MODULE:FLEET"),
             (("nowhere:fleet",), "there is no module 'nowhere'"),
             (("drone:fleet", "--workers", "1000"), "give 0 to 64"),
+            (("drone:fleet", "--grpc", ":9090"), "give --serve HOST:PORT too"),
+            (("--insecure",), "--insecure: nothing is served; give --serve HOST:PORT too"),
+            (("drone:fleet", "--serve", "0.0.0.0:0"), "stigmergy token create --tokens stigmergy-cluster/fleet.tokens"),
+            (("drone:fleet", "--serve", "0.0.0.0:0", "--tokens", "mine"), "there is no valid token in mine"),
+            (("drone:fleet", "--serve", ":0", "--cert", "a"), "give --cert and --cert-key"),
+            (("drone:fleet", "--serve", ":0", "--cert", "drone.py", "--cert-key", "drone.py"), "cannot be used"),
+            (("drone:fleet", "--serve", "everywhere"), "give HOST:PORT"),
+            (("drone:fleet", "--serve", ":0", "--rate", "0"), "how many requests a second"),
+            (("drone:fleet", "--serve", ":0", "--grpc", ":0"), "run stigmergy proto for this fleet"),
         ],
     )
     def test_what_cannot_be(self, here_in: Here, arguments: tuple[str, ...], says: str) -> None:
         assert says in here_in.error("up", *arguments, code=2)
+        assert not (here_in.path / "stigmergy-cluster").exists()
+
+    def test_a_port_of_the_api_that_is_taken(self, here_in: Here) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            said = here_in.error("up", "drone:fleet", "--serve", f":{taken.getsockname()[1]}", code=2)
+        assert "choose another port" in said
         assert not (here_in.path / "stigmergy-cluster").exists()
 
     def test_every_server_keeps_every_stream(self, here_in: Here) -> None:
@@ -413,8 +512,6 @@ class TestRefusals:
         assert old.kept_url == f"{made.url}?replicas=3"
 
     def test_a_folder_of_another_cluster(self, here_in: Here) -> None:
-        import socket
-
         from stigmergy.nats.servers.folder import ClusterFolder
 
         made = ClusterFolder(here_in.path / "stigmergy-cluster", 1)
@@ -428,8 +525,6 @@ class TestRefusals:
             assert f"port {port} of server n1 is not available" in here_in.error("up", "--nodes", "1", code=2)
 
     def test_a_new_folder_does_not_keep_a_port_that_it_cannot_have(self, here_in: Here) -> None:
-        import socket
-
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -493,23 +588,6 @@ async def write_until(url: str, is_enough: Callable[[], bool]) -> None:
             await link.publish("kept", b"x" * 50_000, within_s=2.0)
         assert time.monotonic() < deadline_s
     await link.close()
-
-
-VIEWS = """
-from stigmergy import Key, View, project
-
-
-class Missions(View):
-    mission: Key[str]
-    started: int = 0
-
-    @project
-    def began(self, event: MissionStarted) -> None:
-        self.started += 1
-
-
-fleet = Fleet("delivery", agents=[Drone], shards=4, views=[Missions])
-"""
 
 
 def test_views_of_a_cluster_are_kept_and_survive_a_kill(here: Callable[..., Up]) -> None:

@@ -57,7 +57,9 @@ def test_rows_of_a_running_node(node: Folder) -> None:
     seen = up_to_date(node)
     found = node.json("view", "Missions", "mission=M1", *seen)
     assert found["rows"] == [{"mission": "M1", "started": 2, "priority": 4.0, "last": found["rows"][0]["last"]}]
-    assert set(found["positions"]) == {"delivery/0", "delivery/1"}
+    assert {name.partition("@")[0] for name in found["positions"]} == {"delivery/0", "delivery/1"}
+    after = [f"--after={name}:{at}" for name, at in found["positions"].items()]
+    assert node.json("view", "Missions", *after)["rows"]
     assert found["next"] is None
     shown = node.cli("view", "Missions", "started>=2", "mission<M9", "--order=-priority", *seen).stdout
     assert [line.split()[0] for line in shown.splitlines()] == ["MISSION", "M2", "M1", "M0"]
@@ -84,8 +86,10 @@ def test_the_views_there_are(node: Folder) -> None:
         (["Missions", "started"], "write FIELD=VALUE", "Malformed"),
         (["Missions", "--order", "last"], "cannot be ordered by last", "Malformed"),
         (["Missions", "--limit", "0"], "limit 0: give 1 to 10000", "Malformed"),
-        (["Missions", "--cursor", "abc"], "begin again without one", "Malformed"),
-        (["Missions", "--after", "x"], "give SHARD:POSITION", "Malformed"),
+        (["Missions", "--cursor", "abc"], "begin again without one", "ConfigError"),
+        (["Missions", "--after", "x"], "give the `after` of a command", "Malformed"),
+        (["Missions", "--after", "delivery/1@abc:1"], "is of the log abc, and this view reads", "ConfigError"),
+        (["Missions", "--after", "0@abc:1"], "ask the node that has that log, or name it with of_node", "ConfigError"),
         (["Missions", "--after", "1:99999", "--within", "0.2"], "not so far within 0.2 s", "ViewBehind"),
         (["Missions", "--within", "900"], "give 0 to 50 seconds", "ConfigError"),
     ],

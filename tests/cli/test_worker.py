@@ -17,11 +17,14 @@ import msgspec
 import pytest
 
 from stigmergy.app.cluster_client import ClusterClient
+from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemEntropy
 from stigmergy.bus.port import BusMessage
 from stigmergy.cli.display.places import load_fleet
 from stigmergy.cli.main import main
-from stigmergy.control.protocol import Request, SendRequest, StateRequest, answers_to
+from stigmergy.control.protocol import ProfileRequest, Request, SendRequest, StateRequest, WhereRequest, answers_to
+from stigmergy.control.replies import WhereReply
+from stigmergy.metrics.profile import Profile
 from stigmergy.nats.bus import open_bus
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.formats.manual import tables
@@ -112,6 +115,36 @@ fleet = Fleet("{name}", agents=[Scout], shards={shards})
 """
 
 
+def watched(module: str) -> str:
+    """With a safe action on silence."""
+    safe = """from stigmergy import Action, Order, WhenStale
+
+
+class Measured(Event):
+    level: float
+
+
+class Close(Action):
+    pass
+
+
+class Scout(Agent):
+    stale = WhenStale(Measured, after_s=0.2, then=Close())
+
+    @evolve
+    def measured(self, event: Measured) -> None:
+        pass
+
+"""
+    actuator = """
+
+@fleet.actuator(Close)
+def close(order: Order[Close]) -> None:
+    pass
+"""
+    return module.replace("class Scout(Agent):\n", safe) + actuator
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
     with start_single(tmp_path_factory.mktemp("server")) as cluster:
@@ -158,6 +191,12 @@ class Client:
     def state(self, agent: str) -> dict[str, Any]:
         return self._ask(StateRequest(agent=agent)).state
 
+    def where(self, agent: str) -> WhereReply:
+        return self._ask(WhereRequest(agent=agent))
+
+    def profile(self, worker: str) -> Profile:
+        return self._ask(ProfileRequest(seconds=0.2, worker=worker))
+
     def _ask(self, request: Request[R]) -> R:
         with closing(self._client.ask(request)) as replies:
             (found,) = answers_to(replies)
@@ -181,7 +220,7 @@ class Mate:
 
     def events(self) -> dict[str, dict[str, Any]]:
         lines = [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
-        return {line["event"]: line for line in lines}
+        return {line["event"]: line for line in lines if "event" in line}
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -209,12 +248,17 @@ def crew(tmp_path: Path, server: NatsCluster) -> Iterator[Crew]:
 
 
 def test_workers_take_their_shares_answer_and_hand_over(crew: Crew) -> None:
-    (crew.folder / "worker_plain.py").write_text(PLAIN.format(name="plain", shards=4), encoding="utf-8")
+    (crew.folder / "worker_plain.py").write_text(watched(PLAIN.format(name="plain", shards=4)), encoding="utf-8")
     one = crew.start("one", "worker_plain")
     wait_for(lambda: len(one.said("owns")) == 4, [one])
     client = crew.asking("worker_plain")
     for number in range(4):
         client.look(f"Scout/{number}", "harbour")
+    # Nothing is measured: each agent is made safe, and the log and the documents have it as those of a node do.
+    wait_for(lambda: len(one.said("safe action")) == 4 and one.text.count('"safe-action"') == 4, [one])
+    assert {(said["agent"], said["action"], said["because"]) for said in one.said("safe action")} == {
+        (f"Scout/{number}", "Close", "no Measured for 0.2 s") for number in range(4)
+    }
     two = crew.start("two", "worker_plain")
     wait_for(lambda: len(two.said("owns")) == 2, [one, two])
     assert sorted(fields["shard"] for fields in one.said("released")) == sorted(
@@ -222,6 +266,14 @@ def test_workers_take_their_shares_answer_and_hand_over(crew: Crew) -> None:
     )
     for number in range(4):
         assert client.state(f"Scout/{number}")["looks"] == 1
+    # One name in `where`, in the membership and for --worker.
+    joined = {said["worker"] for mate in (one, two) for said in mate.said("joined")}
+    assert {client.where(f"Scout/{number}").owner for number in range(4)} <= joined
+    for name, looked in (("two", two), (f"one-{one.process.pid}", one)):
+        assert client.profile(looked.said("joined")[-1]["worker"]).process == client.profile(name).process
+        assert client.profile(name).process == f"worker {looked.name}-{looked.process.pid}"
+    with pytest.raises(ConfigError, match="which worker"):
+        client.profile("")
     assert one.stop() == 0
     wait_for(lambda: len(two.said("owns")) == 4, [one, two])
     assert one.events()["stopped"]["reason"] == "SIGTERM"

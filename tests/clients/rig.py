@@ -22,6 +22,7 @@ SCHEMES = ("http", "grpc")
 class Drive(st.Command):
     to: str
     by: bytes = b""
+    speed: float | None = None
 
 
 class Driven(st.Event):
@@ -30,6 +31,11 @@ class Driven(st.Event):
 
 class Seen(st.Event):
     by: str
+
+
+class Parked(st.Event):
+    x: float
+    y: float
 
 
 class Cart(st.Agent):
@@ -47,6 +53,10 @@ class Cart(st.Agent):
     def driven(self, event: Driven) -> None:
         self.at = event.to
         self.drives += 1
+
+    @st.evolve
+    def parked(self, event: Parked) -> None:
+        self.at = f"{event.x:g},{event.y:g}"
 
     @st.evolve
     def saw(self, event: Seen) -> None:

@@ -1,6 +1,7 @@
 """The client over HTTP and gRPC: the same calls, answers and errors; real servers, tokens, TLS, a killed node."""
 
 import asyncio
+import math
 import signal
 import socket
 from pathlib import Path
@@ -9,11 +10,25 @@ import pytest
 import trustme
 
 import stigmergy as st
-from stigmergy.base.errors import ConfigError, Malformed, TrustError, UnknownKind, UnknownTag, ViewBehind
-from stigmergy.serve.api import VIEW_WITHIN_S_MAX
+from stigmergy.base.errors import ConfigError, Malformed, NotAssigned, TrustError, UnknownKind, UnknownTag, ViewBehind
+from stigmergy.clients.client import RemoteViews
+from stigmergy.control.view_service import WITHIN_S_MAX as VIEW_WITHIN_S_MAX
 from stigmergy.serve.tokens import Tokens
+from stigmergy.views.query import ViewQuery
 from tests.clients.cable import Cable
-from tests.clients.rig import SCHEMES, WAIT_S_MAX, Board, Cart, Dock, Drive, Driven, Seen, client, warehouse_served
+from tests.clients.rig import (
+    SCHEMES,
+    WAIT_S_MAX,
+    Board,
+    Cart,
+    Dock,
+    Drive,
+    Driven,
+    Parked,
+    Seen,
+    client,
+    warehouse_served,
+)
 from tests.serve.rig import ServedProcess, cli, make_folder
 
 both = pytest.mark.parametrize("scheme", SCHEMES)
@@ -38,6 +53,31 @@ async def test_commands_observations_and_states(tmp_path: Path, scheme: str) -> 
         assert await far.agents(Cart, where=["at=dock-1"]) == ["Cart/c01"]
         assert await far.agents("Board") == []
         assert far.members() == []
+        # The address as other fleets write it.
+        assert await far.send("warehouse/Cart/c01", Drive(to="dock-1", by=b"\x00\xff"), command_id="id-1") == first
+        await far.observe("warehouse/Cart/c01", Seen(by="gate"))
+        assert (await far.query("warehouse/Cart/c01", Cart)).seen == ("gate", "gate")
+        with pytest.raises((NotAssigned, UnknownKind), match=r"agent of another fleet.*`Tell` it"):
+            await far.query("ground/Pilot/p1")
+
+
+async def test_address_with_its_fleet_in_front_over_http_without_the_name_of_the_fleet(tmp_path: Path) -> None:
+    async with warehouse_served(tmp_path) as urls, client(urls, SCHEMES[0], fleet=None) as far:
+        assert isinstance(await far.send("warehouse/Cart/c01", Drive(to="dock-1")), st.Accepted)
+        assert (await far.query("warehouse/Cart/c01", Cart)).drives == 1
+        with pytest.raises(UnknownKind, match=r"agent of another fleet.*`Tell` it"):
+            await far.query("ground/Pilot/p1")
+
+
+@both
+async def test_a_number_that_json_cannot_say_is_refused(tmp_path: Path, scheme: str) -> None:
+    async with warehouse_served(tmp_path) as urls, client(urls, scheme) as far:
+        refused = await far.send("Cart/c01", Drive(to="dock-1", speed=math.nan))
+        assert isinstance(refused, st.Refused)
+        assert "is nan: JSON cannot say it" in refused.reason
+        with pytest.raises(Malformed, match="is inf: JSON cannot say it"):
+            await far.send("Cart/c01", "Drive", {"to": "dock-1", "speed": math.inf})
+        assert isinstance(await far.send("Cart/c01", Drive(to="dock-1", speed=2.5)), st.Accepted)
 
 
 @both
@@ -48,6 +88,7 @@ async def test_views_are_asked_as_in_the_program(tmp_path: Path, scheme: str) ->
         await far.send("Cart/c0", Drive(to="dock-1"))
         answer = await far.send("Cart/c0", Drive(to="dock-1"))
         assert isinstance(answer, st.Accepted)
+        assert await far.view(Dock).after(answer.after, VIEW_WITHIN_S_MAX).all()
         docks = far.view(Dock).after_command("Cart/c0", answer.position, VIEW_WITHIN_S_MAX)
         assert await docks.get("dock-1") == Dock(to="dock-1", drives=4, last="Cart/c0")
         assert [row.to for row in await docks.where(lambda row: row.drives < 3).all()] == ["dock-0", "dock-2"]
@@ -56,6 +97,8 @@ async def test_views_are_asked_as_in_the_program(tmp_path: Path, scheme: str) ->
         assert [row.to for row in rows] == ["dock-1", "dock-0"]
         rows, cursor = await docks.order("drives", descending=True).limit(2).page(cursor)
         assert ([row.to for row in rows], cursor) == (["dock-2"], "")
+        remote = ViewQuery(Dock, RemoteViews(far.ask_view))
+        assert await remote.get("dock-2") == Dock(to="dock-2", drives=2, last="Cart/c5")
         with pytest.raises(Malformed, match="more than 64 bits"):
             await docks.where(drives=2**63).all()
         with pytest.raises(Malformed, match="has no field 'speed'"):
@@ -245,6 +288,19 @@ async def test_watches_from_now_from_the_start_and_behind_an_event(tmp_path: Pat
             far.watch(latest=True)
         with pytest.raises(ConfigError, match="a position or a time"):
             far.watch(after="start", since="2020-01-01T00:00:00Z")
+
+
+@both
+async def test_watches_an_area(tmp_path: Path, scheme: str) -> None:
+    async with warehouse_served(tmp_path) as urls, client(urls, scheme) as far, asyncio.timeout(WAIT_S_MAX):
+        watching = far.watch(area=(50, 0, 60, 10.5))
+        await watching.wait_ready()
+        for x, y in ((5, 4), (55, 4), (55, 11), (60, 10.5)):
+            await far.observe("Cart/c01", Parked(x=x, y=y))
+        assert [(await anext(watching)).event for _ in range(2)] == [{"x": 55.0, "y": 4.0}, {"x": 60.0, "y": 10.5}]
+        for wrong, why in (((1, 2, 3), "area=1,2,3: give four numbers"), ((2, 1, 1, 1), "must be the least one")):
+            with pytest.raises(ConfigError, match=why):
+                await anext(far.watch(area=wrong))  # type: ignore[arg-type]
 
 
 @both

@@ -192,6 +192,7 @@ def test_what_one_process_has_used_counts_once_for_all_its_shards() -> None:
     shards = [status(pid=1, host="one"), status(pid=1, host="one"), status(pid=1, host="two")]
     told = {shard: msgspec.convert(one, StatusReply) for shard, one in enumerate(shards)}
     found = added_status("f", "nats:", told, [], 3)
+    assert (found.version, found.up_s) == ("1", max(one.up_s for one in told.values()))
     assert (found.cpu_s, found.memory_peak_bytes, found.agents) == (0.5, 2000, 9)
 
 
@@ -262,6 +263,28 @@ def test_a_replica_of_an_agent_anywhere_is_not_retired() -> None:
     assert done["ok"]["retired"] is True
 
 
+def test_a_profile_is_of_the_worker_that_is_named_or_of_the_only_one() -> None:
+    found = {"fleet": "f", "process": "worker b-2", "seconds": 1.0, "loop_cpu_s": 0.1, "cpu_s": 0.2, "events": 3}
+    found |= {"phases": [], "handlers": [], "flash": [], "contents": [], "source": "counters", "why": "", "stacks": {}}
+
+    def owner(name: str, pid: int) -> Answer:
+        def answer(request: dict[str, Any]) -> list[bytes]:
+            if request["do"] == "status":
+                return [ok(status(pid=pid))]
+            named = request.get("worker", "") in ("", name)
+            return [ok(found) if named else write_error(ConfigError(f"this is worker {name}"))]
+
+        return answer
+
+    two = Board(owner("a-1", 1), owner("b-2", 2))
+    assert "which worker?" in two.ask(do="profile")[0]["error"]
+    assert two.ask(do="profile", worker="b-2")[0]["ok"]["process"] == "worker b-2"
+    assert two.ask(do="profile", worker="c")[0]["error"] == "this is worker a-1; this is worker b-2"
+    one = Board(owner("a-1", 1), owner("a-1", 1))
+    assert one.ask(do="profile")[0]["ok"]["events"] == 3
+    assert [len(process.asked) for process in one.processes] == [2, 1], "one of its shards is asked for the profile"
+
+
 def test_status_adds_up_and_remembers_one_that_is_down() -> None:
     board = Board(lambda _: [ok(status(pid=7))], lambda _: [ok(status(pid=8))])
     (before,) = board.ask(do="status")
@@ -280,14 +303,20 @@ def test_status_adds_up_and_remembers_one_that_is_down() -> None:
     assert "shard 1 has no owner that answers" in trouble
 
 
+def test_a_question_for_agents_that_is_refused_is_no_empty_page() -> None:
+    refused = write_reply(protocol.refusal(ConfigError("cursor 'zz': give the `next` of the page before")))
+    (found,) = both(lambda _: [refused]).ask(do="agents", after="zz")
+    assert "give the `next`" in found["error"]
+
+
 def test_status_shows_the_link_of_an_owner_that_is_cut_off() -> None:
-    up = {"state": "up", "why": "", "owed": 2, "members": 3}
-    cut = {"state": "local-only", "why": "broker gone", "owed": 5, "members": 1}
+    up = {"state": "up", "why": "", "owed": 2, "tells": 1, "members": 3}
+    cut = {"state": "local-only", "why": "broker gone", "owed": 5, "tells": 2, "members": 1}
     board = Board(lambda _: [ok(status(pid=7, link=up))], lambda _: [ok(status(pid=8, link=cut))])
     (found,) = board.ask(do="status")
-    assert found["ok"]["link"] == {**cut, "owed": 7}
+    assert found["ok"]["link"] == {**cut, "owed": 7, "tells": 3}
     (found,) = both(lambda _: [ok(status(pid=7, link=up))]).ask(do="status")
-    assert found["ok"]["link"] == {**up, "owed": 4}
+    assert found["ok"]["link"] == {**up, "owed": 4, "tells": 2}
 
 
 def test_status_before_anybody_has_answered() -> None:

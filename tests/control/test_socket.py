@@ -3,8 +3,9 @@
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,28 @@ async def test_a_stale_socket_is_replaced_and_a_living_one_respected(tmp_path: P
         await ControlServer(path, Echo()).start()
     assert await asyncio.to_thread(ask, path, b"1\n", 1) == [b"1\n"]
     await server.close()
+
+
+async def test_a_start_or_close_that_is_given_up_leaves_nobody_listening(tmp_path: Path) -> None:
+    """Otherwise a node that ends while it starts would answer on, until its event loop ends."""
+    path = tmp_path / "s"
+    server = ControlServer(path, Echo())
+    await given_up(server.start())
+    assert not await asyncio.to_thread(answers_at, path)
+    server = ControlServer(path, Echo())
+    await server.start()
+    await given_up(server.close())
+    assert not await asyncio.to_thread(answers_at, path)
+
+
+async def given_up(doing: Coroutine[Any, Any, None]) -> None:
+    """Cancels something at the first moment at which it waits."""
+    task = asyncio.ensure_future(doing)
+    await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_socket_that_was_replaced_is_not_taken_away(tmp_path: Path) -> None:

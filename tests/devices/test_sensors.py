@@ -12,7 +12,7 @@ from stigmergy.agents.agent import Agent, decide, evolve
 from stigmergy.agents.effects import Events, Order
 from stigmergy.agents.messages import Action, Command, Event, transient, within
 from stigmergy.agents.supervision import InputFailed, Supervise, WhenStale
-from stigmergy.base.errors import ConfigError, DefinitionError, NotAssigned, NotRunning, Overloaded
+from stigmergy.base.errors import ConfigError, DefinitionError, NotAssigned, NotOwned, NotRunning, Overloaded
 from stigmergy.devices.port import Feed
 from stigmergy.node import device_tasks as devices_module
 from stigmergy.node import mailbox as mailbox_module
@@ -695,3 +695,56 @@ def test_agents_of_a_node_are_addresses(address: str) -> None:
             await node.start()
 
     play(declare(), main, agents=[address])
+
+
+def test_a_sensor_that_always_fails_is_a_trouble_until_it_reads() -> None:
+    fleet = declare()
+    broken, has_reading = True, False
+
+    @fleet.sensor(Gauge, every_s=1.0)
+    async def level(gauge: str) -> Measured | None:
+        if broken:
+            raise OSError(f"no bus at {asyncio.get_running_loop().time()}")
+        return Measured(percent=1.0) if has_reading else None
+
+    async def main(node: SimNode) -> None:
+        nonlocal broken, has_reading
+        live = await node.start()
+        assert live.standing().troubles == []
+        await asyncio.sleep(10.5)
+        (trouble,) = live.troubles()
+        assert (trouble.code, trouble.agent) == ("device-failed", "Gauge/a")
+        assert trouble.startswith("sensor level of Gauge/a fails, 11 times by now: OSError: no bus")
+        await asyncio.sleep(1)
+        (later,) = live.troubles()
+        assert later == trouble.replace("11 times", "12 times")  # one trouble, whatever each failure says
+        assert live.standing().troubles == [later]
+        assert later.past.startswith("sensor level of Gauge/a failed 12 times in a row: OSError: no bus")
+        broken = False
+        await asyncio.sleep(5)
+        assert live.troubles() == [later], "nothing was read"
+        has_reading = True
+        await asyncio.sleep(1)
+        assert live.troubles() == []
+
+    play(fleet, main, agents=("Gauge/a",))
+
+
+def test_that_a_shard_is_lost_is_no_fault_of_a_sensor(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = declare()
+
+    @fleet.sensor(Gauge, every_s=0.1)
+    async def level(gauge: str) -> Measured:
+        return Measured(percent=1.0)
+
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await asyncio.sleep(0.55)
+        live.host.retire(NotOwned("another may have it"))
+        await asyncio.sleep(5)
+        assert counters_of(node)["failed"] > 0
+        assert live.troubles() == []
+        assert "another may have it" not in caplog.text
+        await node.lose_power()
+
+    play(fleet, main, agents=("Gauge/a",))

@@ -1,4 +1,4 @@
-"""Runs and type-checks every Python sample in README.md and docs.
+"""Runs and type-checks every Python sample in README.md and docs, and type-checks the files of the tutorial.
 
 The ```python blocks of one file run top to bottom as one program, in an empty folder. A block directly after the
 comment `<!-- no-run: reason -->` is left out. Line numbers in failures are those of the Markdown file: what is not a
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.docs.test_tutorial import typed_files
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S_MAX = 240.0
@@ -53,9 +55,11 @@ def module_name(document: str) -> str:
 
 
 def write(folder: Path, programs: dict[str, str]) -> list[str]:
-    for document, text in programs.items():
-        (folder / module_name(document)).write_text(text, encoding="utf-8")
-    return [module_name(document) for document in programs]
+    """Writes each document's program, and what is a file already under its own name; the names."""
+    names = [name if name.endswith(".py") else module_name(name) for name in programs]
+    for name, text in zip(names, programs.values(), strict=True):
+        (folder / name).write_text(text, encoding="utf-8")
+    return names
 
 
 def run_sample(folder: Path, document: str, text: str) -> subprocess.CompletedProcess[str]:
@@ -89,7 +93,7 @@ def test_samples_have_types(tmp_path: Path) -> None:
     programs = documents()
     if not programs:
         pytest.skip("README.md and docs have no Python samples yet")
-    checked = type_check(tmp_path, programs)
+    checked = type_check(tmp_path, programs | typed_files())
     report = checked.stdout + checked.stderr
     for document in programs:
         report = report.replace(module_name(document), document)

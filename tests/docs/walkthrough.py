@@ -189,6 +189,7 @@ class Walk:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
+                preexec_fn=take_interrupts,  # noqa: PLW1509 - it makes one system call
             )
         self.terminals[terminal] = Terminal(process, output, read)
         self._hear(block, terminal, printed)
@@ -209,6 +210,11 @@ class Walk:
         os.killpg(one.process.pid, signal.SIGINT)
         one.process.wait(ENDED_S_MAX)
         self._hear(block, terminal, printed)
+
+
+def take_interrupts() -> None:
+    """A program that a shell runs in the background ignores ^C, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def conversations(text: str) -> Iterator[tuple[str, list[str]]]:

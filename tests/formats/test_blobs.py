@@ -7,7 +7,7 @@ from msgspec import Struct, structs
 from stigmergy.agents.codec import encode
 from stigmergy.agents.messages import Blob, Event
 from stigmergy.base.errors import StoreCorrupt
-from stigmergy.network.blob_exchange import AskObject, HasObject, LacksObject
+from stigmergy.network.exchange import AskObject, HasObject, LacksObject
 from stigmergy.store.blobs import PIECE_BYTES, BlobManifest, manifest_name, piece_name, read_manifest
 from stigmergy.store.garbage import BlobMarks, BlobReferences
 from tests.formats.manual import fields_of

@@ -49,7 +49,7 @@ from tests.formats.golden import read_hex, read_lines
 from tests.formats.manual import fields_of
 
 PLANS = plan_agents([golden.Drone, golden.Tower])
-LEFT_OUT_MAX = {"Commit": 4, "SnapshotTables": 8}
+LEFT_OUT_MAX = {"Commit": 6, "SnapshotTables": 9}
 STRUCTURES = ("EventRun", "Answer", "Owed", "MarkMoved", "Settled", "SnapshotNote")
 
 
@@ -194,7 +194,7 @@ def test_a_commit_without_its_last_fields_has_empty_ones() -> None:
     whole = messagepack.decode(read_hex("commit-1.hex"))
     short = open_commit(msgspec.msgpack.encode(whole[:8]))
     assert (short.events, short.answers, short.snapshots) == (golden.COMMIT.events, [], [])
-    longer = open_commit(msgspec.msgpack.encode([*whole, [], [], [], [], ["of a later version"]]))
+    longer = open_commit(msgspec.msgpack.encode([*whole, [], [], [], [], [], "", ["of a later version"]]))
     assert longer == golden.COMMIT
 
 

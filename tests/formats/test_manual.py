@@ -11,7 +11,7 @@ import pytest
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-from stigmergy.agents import codec, columns, effects, supervision
+from stigmergy.agents import codec, columns, effects, steps, supervision
 from stigmergy.agents import ordered as claiming
 from stigmergy.agents import shared as sharing
 from stigmergy.agents.messages import Effect, Event, Message, spec_of
@@ -41,6 +41,8 @@ from stigmergy.shard.outbox import Block, Pending
 from stigmergy.shard.snapshot import KindVersion, SnapshotHeader, SnapshotTables
 from stigmergy.shard.state import EnrolledSigner, Limits
 from stigmergy.shard.timers import PendingTimer, TimerSet
+from stigmergy.shard.tracing import OwedTrace, TracedCommit, TracedEffect, TracedInput
+from stigmergy.workflows import messages as workflows
 from tests.formats.manual import DOCS, fields_of, tables
 
 STRUCTURES: tuple[type[Struct], ...] = (
@@ -64,6 +66,10 @@ STRUCTURES: tuple[type[Struct], ...] = (
     DeadLetter,
     EnrolledSigner,
     Block,
+    TracedInput,
+    TracedEffect,
+    TracedCommit,
+    OwedTrace,
     columns.Layout,
     columns.Form,
     columns.Column,
@@ -100,7 +106,9 @@ MANUAL = (DOCS / "formats.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: structure.__name__)
 def test_fields_are_documented_in_their_order(structure: type[Struct]) -> None:
     assert structure.__struct_config__.array_like
-    assert fields_of(structure.__name__) == list(structure.__struct_fields__)
+    documented = fields_of(structure.__name__)
+    tagged = structure.__struct_config__.tag is not None and documented[0] == ""
+    assert documented[1 if tagged else 0 :] == list(structure.__struct_fields__)
 
 
 def own_messages() -> dict[str, type[Message]]:
@@ -108,7 +116,7 @@ def own_messages() -> dict[str, type[Message]]:
     bases = (Message, Event, Effect)
     found = [
         value
-        for module in (effects, supervision, presence, sharing, claiming)
+        for module in (effects, supervision, presence, sharing, claiming, steps, workflows)
         for value in vars(module).values()
         if inspect.isclass(value) and issubclass(value, bases) and spec_of(value).name.startswith("stigmergy.")
     ]
@@ -133,6 +141,7 @@ def test_contexts_and_numbers_are_documented() -> None:
         "agents.columns",
         "shard.commit",
         "shard.snapshot",
+        "shard.tracing",
         "audit.flight_format",
         "keys.keyfile",
     )

@@ -9,7 +9,7 @@ import pytest
 from stigmergy.journal import memory, segments, sqlite
 from stigmergy.journal.port import JournalIdentity
 from stigmergy.sim.disk import SimDisk, SimFolder
-from stigmergy.testing.journal_contract import FileJournalContract, JournalContract, OpenJournal, Place
+from stigmergy.testing.journal_contract import DiskFiles, FileJournalContract, JournalContract, OpenJournal
 
 
 class OsPlace:
@@ -68,7 +68,7 @@ class TestSqliteJournal(FileJournalContract):
     mark = "fleet.db-mark"
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Place:
+    def place(self, tmp_path: Path) -> DiskFiles:
         return OsPlace(tmp_path)
 
     @pytest.fixture
@@ -82,7 +82,7 @@ class TestSqliteJournalWithSmallWal(FileJournalContract):
     mark = "fleet.db-mark"
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Place:
+    def place(self, tmp_path: Path) -> DiskFiles:
         return OsPlace(tmp_path)
 
     @pytest.fixture
@@ -94,7 +94,7 @@ class TestSqliteJournalOnSimulatedDisk(FileJournalContract):
     mark = "fleet.db-mark"
 
     @pytest.fixture
-    def place(self, disk: SimDisk) -> Place:
+    def place(self, disk: SimDisk) -> DiskFiles:
         return SimPlace(disk)
 
     @pytest.fixture
@@ -108,7 +108,7 @@ class TestSegmentJournal(FileJournalContract):
     mark = "fleet-mark"
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Place:
+    def place(self, tmp_path: Path) -> DiskFiles:
         return OsPlace(tmp_path)
 
     @pytest.fixture
@@ -122,7 +122,7 @@ class TestSegmentJournalWithSmallSegments(FileJournalContract):
     mark = "fleet-mark"
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Place:
+    def place(self, tmp_path: Path) -> DiskFiles:
         return OsPlace(tmp_path)
 
     @pytest.fixture
@@ -134,7 +134,7 @@ class TestSegmentJournalOnSimulatedDisk(FileJournalContract):
     mark = "fleet-mark"
 
     @pytest.fixture
-    def place(self, disk: SimDisk) -> Place:
+    def place(self, disk: SimDisk) -> DiskFiles:
         return SimPlace(disk)
 
     @pytest.fixture

@@ -16,7 +16,7 @@ from stigmergy.app.fleet import Fleet
 from stigmergy.base.errors import JournalFull
 from stigmergy.journal import segments, sqlite
 from stigmergy.journal.files import Reserve
-from stigmergy.journal.port import Journal, JournalIdentity, keep_within
+from stigmergy.journal.port import Journal, JournalIdentity, SnapshotPart, keep_within
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.disk import SimDisk, SimFolder
 from stigmergy.testing.journal_contract import CommitChain
@@ -114,6 +114,16 @@ async def test_a_full_device_heals_by_dropping(device: Path, kind: str, payload:
     journal = opening[kind]()
     assert [head.position for head in journal.heads()] == [commits]
     assert len(list(journal.read(0))) == commits - journal.first_position(0) + 1
+    await journal.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "segments"])
+async def test_after_a_drop_a_large_snapshot_finds_room(small: SimDisk, kind: str) -> None:
+    """In what was dropped. Otherwise nothing newer could be dropped any more, and commits would fill it all."""
+    journal = open_on(kind, small)
+    commits = await fill_and_drop(journal, bytes(300))
+    await journal.put_snapshot(0, commits, [SnapshotPart(part=0, body=bytes(200_000))])
+    assert [len(part.body) for part in journal.read_snapshot(0, commits)] == [200_000]
     await journal.close()
 
 

@@ -10,14 +10,17 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
 from rigs.peer_contract import PeerContract, echo, ends
 from stigmergy.base.errors import LinkDown
 from stigmergy.nats import channels
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.link import NatsLink
+from stigmergy.nats.naming import tells_subject
 from stigmergy.nats.peers import NatsPeerNetwork
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
+from stigmergy.testing.bus_rig import wait_until
 from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 
@@ -113,24 +116,38 @@ async def test_a_newer_owner_silences_the_old_one_and_breaks_its_channels(link: 
 
 
 async def test_an_old_owner_that_comes_back_late_falls_silent(server: NatsCluster, link: NatsLink, fleet: str) -> None:
-    """It was cut off while the other one began, and so has not heard of it."""
+    """It was cut off while the other one began, and so has not heard of it. When it is back it says that it is there,
+    and is told who has replaced it: from then on it answers nobody, also none who never heard of the new one."""
+    epochs: list[int] = []
+
+    async def overhear(message: Msg) -> None:
+        if isinstance(heard := channels.decode_message(message.data), channels.OwnerAnnounced):
+            epochs.append(heard.epoch)
+
+    unsubscribe = await link.subscribe(tells_subject(fleet, 1), overhear)
     proxy = LinkProxy(server.servers[0].plan.port)
     port = await proxy.start()
-    away = await NatsLink.open(parse_address(f"nats://127.0.0.1:{port}"), name="away")
+    away = await NatsLink.open(parse_address(f"nats://127.0.0.1:{port}"), name="away", within_s=WAIT_S)
     near, old, new = NatsPeerNetwork(link, fleet, 0), owner(away, fleet, 3), owner(link, fleet, 4)
     await listen(old, b"old")
     assert await said(near) == b"old"
     proxy.cut()
     await listen(new, b"new")
+    await wait_until(lambda: 4 in epochs)
+    epochs.clear()
     proxy.restore()
-    await away.wait_up(WAIT_S)
-    await away.flush()
+    # Calls come to the old owner behind the announcement: the server sends what it takes in one order to all.
+    await wait_until(lambda: 3 in epochs and 4 in epochs[epochs.index(3) :])
     for _ in range(20):
-        assert await said(near) == b"new"
+        stranger = NatsPeerNetwork(link, fleet, 0)
+        assert await said(stranger) == b"new"
+        await stranger.close()
     await new.close()
-    with pytest.raises(LinkDown):
-        await near.connect(2)
-    for one in (near, old):
+    for one in (near, stranger := NatsPeerNetwork(link, fleet, 0)):
+        with pytest.raises(LinkDown):
+            await one.connect(2)
+    await unsubscribe()
+    for one in (near, stranger, old):
         await one.close()
     await away.close()
     await proxy.close()
@@ -257,4 +274,4 @@ async def test_a_process_that_is_killed_or_stopped_is_noticed(
     finally:
         with contextlib.suppress(ProcessLookupError):
             other.kill()
-        await other.wait()
+        await other.communicate()  # `wait` alone leaves the pipe open

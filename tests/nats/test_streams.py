@@ -2,11 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stigmergy.base.errors import ConfigError, LinkDown
 from stigmergy.nats.address import parse_address
+from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.streams import ensure_stream, find_stream
 from stigmergy.testing.nats import NatsCluster, start_single
@@ -65,6 +67,19 @@ async def test_many_who_make_the_same_at_once(server: NatsCluster) -> None:
 async def test_more_replicas_than_servers(link: NatsLink) -> None:
     with pytest.raises(ConfigError, match="start that many servers with JetStream, or ask for fewer replicas"):
         await ensure_stream(link, "R3", {"subjects": ["r3"], "num_replicas": 3}, within_s=0.5)
+
+
+async def test_a_server_that_is_away_is_waited_for(link: NatsLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = link.api
+
+    async def api(subject: str, *arguments: Any, **named: Any) -> Any:
+        if subject.startswith("STREAM.CREATE."):  # what a cluster of three says in the moments after a power cut
+            raise JetStreamRefused(10005, "no suitable peers for placement, peer offline")
+        return await real(subject, *arguments, **named)
+
+    monkeypatch.setattr(link, "api", api)
+    with pytest.raises(LinkDown, match=r"needs 3 servers .* start the others"):
+        await ensure_stream(link, "AWAY", {"subjects": ["away"], "num_replicas": 3}, within_s=0.2)
 
 
 async def test_subjects_that_another_stream_has(link: NatsLink) -> None:

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import stigmergy as st
 from stigmergy.base.errors import DefinitionError, NoAnswer, NotAssigned, NotRunning
 from stigmergy.bus.memory import memory_broker
-from stigmergy.network.level_links import Known, Routes
+from stigmergy.network.level_links import ForwardAnswered, Known, Routes, read_frame, write_frame
 from stigmergy.node.settings import CommandSettings, Settings
 from stigmergy.testing.bus_rig import wait_until
 
@@ -155,7 +156,9 @@ async def test_a_command_reaches_a_device_behind_two_gateways_and_is_answered(tm
     async with town.all() as nodes:
         cloud, device = nodes["cloud"], nodes["device"]
         await wait_until(lambda: reaches(cloud, "Drone/1"))
-        assert await cloud.send("Drone/1", Fly(number=1), command_id="a")
+        answer = await cloud.send("Drone/1", Fly(number=1), command_id="a")
+        assert isinstance(answer, st.Accepted)
+        assert answer.after.startswith(f"0@{device.host.feed.log}:")
         refused = await cloud.send("Drone/1", Fly(number=-1), command_id="b")
         assert isinstance(refused, st.Refused)
         assert "below ground" in refused.reason
@@ -352,3 +355,24 @@ async def test_a_command_is_not_sent_back_to_where_it_came_from(tmp_path: Path) 
             await cloud.send("Drone/lost", Fly(number=1), within_s=2)
         (waiting,) = region.link.forwarder.on_their_way()
         assert waiting.standing == "waiting: no node that is known here says that it runs it"
+
+
+async def test_a_command_for_the_level_above_is_taken_while_the_link_there_is_down(tmp_path: Path) -> None:
+    town = Town(tmp_path, "cut-above")
+    async with town.all() as nodes:
+        gateway, region = nodes["gateway"], nodes["region"]
+        await wait_until(lambda: reaches(gateway, "Site/west"))
+        town.cut("up1", "delivery:north:gateway")
+        await wait_until(lambda: not reaches(gateway, "Site/west"))
+        with pytest.raises(NoAnswer, match="on its way"):
+            await gateway.send("Site/west", Fly(number=1), command_id="x", within_s=0.2)
+        town.restore("up1", "delivery:north:gateway")
+        assert await gateway.send("Site/west", Fly(number=1), command_id="x", within_s=240)
+        assert region.query("Site/west", Site).count == 1
+
+
+def test_answer_of_an_earlier_version_names_no_position() -> None:
+    old = msgspec.msgpack.encode([3, "Drone/1", "a", None])
+    assert read_frame(old) == ForwardAnswered("Drone/1", "a", None)
+    new = write_frame(ForwardAnswered("Drone/1", "a", None, "0@5f3a9c1e:41"))
+    assert msgspec.msgpack.decode(new)[:4] == [3, "Drone/1", "a", None]

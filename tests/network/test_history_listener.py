@@ -1,9 +1,7 @@
 """Agents that listen with history: what was published before, then live, each event once and in order."""
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,10 @@ from stigmergy.app.workers import NatsWorker
 from stigmergy.base.errors import DefinitionError, TooLarge
 from stigmergy.control.live import Live
 from stigmergy.testing.brokers import Broker
+from stigmergy.testing.bus_rig import wait_until
 from stigmergy.testing.nats import start_single
 from stigmergy.testing.proxy import LinkProxy
+from tests.app.program import Program
 
 WAIT_S_MAX = 240.0
 """Only what is broken takes so long."""
@@ -67,46 +67,28 @@ async def running(fleet: Fleet, folder: Path, bus: str, name: str) -> AsyncItera
         yield live
 
 
-@pytest.fixture(params=["memory", "mqtt", "nats"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "memory":
-        yield f"memory:{tmp_path.name}"
-    elif request.param == "nats":
-        with start_single(tmp_path) as server:
-            yield server.url
-    else:
-        broker: Broker = request.getfixturevalue("mosquitto")
-        yield broker.url
-
-
 async def count(live: Live, name: str, first: int, last: int) -> None:
     for n in range(first, last):
         await live.send(f"Meter/{name}", Count(n=n))
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S_MAX):
-        while not reached():  # noqa: ASYNC110 - what is looked at has no event
-            await asyncio.sleep(0.02)
 
 
 def seen(live: Live, name: str) -> list[int]:
     return list(live.query(f"Monitor/{name}", Monitor).seen)
 
 
-async def test_an_agent_that_joins_late_gets_all_once_also_after_a_restart(url: str, tmp_path: Path) -> None:
-    async with running(meters, tmp_path, url, "a") as a, running(meters, tmp_path, url, "b") as b:
+async def test_an_agent_that_joins_late_gets_all_once_also_after_a_restart(bus_url: str, tmp_path: Path) -> None:
+    async with running(meters, tmp_path, bus_url, "a") as a, running(meters, tmp_path, bus_url, "b") as b:
         await count(a, "a1", 0, 30)
         await count(b, "b1", 0, 30)
-        async with running(office("all"), tmp_path, url, "o") as live:
-            await until(lambda: seen(live, "a1") == list(range(30)) == seen(live, "b1"))
+        async with running(office("all"), tmp_path, bus_url, "o") as live:
+            await wait_until(lambda: seen(live, "a1") == list(range(30)) == seen(live, "b1"))
             await count(a, "a1", 30, 40)
-            await until(lambda: len(seen(live, "a1")) >= 40)
+            await wait_until(lambda: len(seen(live, "a1")) >= 40)
         await count(a, "a1", 40, 50)
-        async with running(office("all"), tmp_path, url, "o") as live:
+        async with running(office("all"), tmp_path, bus_url, "o") as live:
             await count(a, "a1", 50, 60)
-            await until(lambda: len(seen(live, "a1")) >= 60)
-            await until(lambda: len(seen(live, "b1")) >= 30)
+            await wait_until(lambda: len(seen(live, "a1")) >= 60)
+            await wait_until(lambda: len(seen(live, "b1")) >= 30)
             assert (seen(live, "a1"), seen(live, "b1")) == (list(range(60)), list(range(30)))
             counters = live.standing().counters
             assert counters["history_taken"] <= 21, "it went on where it was, and did not read everything again"
@@ -122,9 +104,9 @@ async def test_an_agent_may_begin_with_the_latest_or_with_some_seconds(
         for name in ("m1", "m2"):
             await count(a, name, 0, 10)
         async with running(office(history), tmp_path, url, "o") as live:
-            await until(lambda: seen(live, "m1") == before == seen(live, "m2"))
+            await wait_until(lambda: seen(live, "m1") == before == seen(live, "m2"))
             await count(a, "m1", 10, 15)
-            await until(lambda: len(seen(live, "m1")) >= len(before) + 5)
+            await wait_until(lambda: len(seen(live, "m1")) >= len(before) + 5)
             assert seen(live, "m1") == [*before, *range(10, 15)]
 
 
@@ -134,10 +116,10 @@ async def test_what_was_listened_to_before_is_not_given_again(tmp_path: Path) ->
     async with running(meters, tmp_path, url, "a") as a:
         async with running(office(None), tmp_path, url, "o") as live:
             await count(a, "m1", 0, 5)
-            await until(lambda: seen(live, "m1") == list(range(5)))
+            await wait_until(lambda: seen(live, "m1") == list(range(5)))
         async with running(office("all"), tmp_path, url, "o") as live:
             await count(a, "m1", 5, 8)
-            await until(lambda: len(seen(live, "m1")) >= 8)
+            await wait_until(lambda: len(seen(live, "m1")) >= 8)
             assert seen(live, "m1") == list(range(8))
 
 
@@ -161,8 +143,8 @@ async def test_what_cannot_be_taken_is_refused_and_the_rest_goes_on(tmp_path: Pa
     async with running(strange, tmp_path, url, "a") as a, running(listening, tmp_path, url, "o") as live:
         for n in range(6):
             await a.send("Strange/s1", Count(n=n))
-        await until(lambda: seen(live, "s1") == [1, 3, 5])
-        await until(lambda: live.standing().counters["history_unfit"] == 3)
+        await wait_until(lambda: seen(live, "s1") == [1, 3, 5])
+        await wait_until(lambda: live.standing().counters["history_unfit"] == 3)
 
 
 async def test_what_could_not_be_put_in_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,10 +161,10 @@ async def test_what_could_not_be_put_in_is_not_passed_over(tmp_path: Path, monke
 
             monkeypatch.setattr(live.host.intake, "take_numbered", take)
             await count(a, "m1", 0, 6)
-            await until(lambda: any("it has ended: no room for this one" in one for one in live.troubles()))
+            await wait_until(lambda: any("it has ended: no room for this one" in one for one in live.troubles()))
             assert seen(live, "m1") in ([0, 1], [0], [])
         async with running(office("all"), tmp_path, url, "o") as live:
-            await until(lambda: len(seen(live, "m1")) >= 6)
+            await wait_until(lambda: len(seen(live, "m1")) >= 6)
             assert seen(live, "m1") == list(range(6))
 
 
@@ -238,29 +220,10 @@ fleet.listen("Meter/{id}/count", to="Monitor/{id}", fleet="meters", history="all
 """
 
 
-class Process:
-    """The listening node as a program of its own, which can be killed."""
-
-    def __init__(self, folder: Path, bus: str) -> None:
-        self._folder, self._bus = folder, bus
-        (folder / "office.py").write_text(OFFICE, encoding="utf-8")
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "stigmergy", "run", "office:fleet", "--bus", self._bus, "--node", "o"]
-        self._process = subprocess.Popen(
-            command, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-
 async def test_a_listener_that_is_killed_and_cut_off_gets_each_event_once(mosquitto: Broker, tmp_path: Path) -> None:
     link = LinkProxy(int(mosquitto.url.rpartition(":")[2]))
-    office_node = Process(tmp_path, f"mqtt://127.0.0.1:{await link.start()}")
+    bus = f"mqtt://127.0.0.1:{await link.start()}"
+    office_node = Program(tmp_path, "office", OFFICE, "run", "office:fleet", "--bus", bus, "--node", "o")
     published = 0
 
     async def publish(live: Live) -> None:
@@ -268,7 +231,7 @@ async def test_a_listener_that_is_killed_and_cut_off_gets_each_event_once(mosqui
         while True:
             await live.send("Meter/m1", Count(n=published))
             published += 1
-            await asyncio.sleep(0.003)
+            await asyncio.sleep(0.01)
 
     try:
         async with (
@@ -288,7 +251,7 @@ async def test_a_listener_that_is_killed_and_cut_off_gets_each_event_once(mosqui
                             return got
                         await asyncio.sleep(0.05)
 
-            for round_ in range(3):
+            for round_ in range(2):
                 office_node.start()
                 await reached(1 + 150 * round_)
                 link.drop()

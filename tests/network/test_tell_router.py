@@ -19,6 +19,7 @@ from stigmergy.node.settings import Settings, TellSettings
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
 from tests.node.fleets import Outsider, cloud
+from tests.node.rig import play
 
 
 class Pass(Command):
@@ -291,6 +292,51 @@ def test_what_nobody_claims_is_refused_where_that_is_declared() -> None:
         await stage.stop()
 
     stage.world.run(scene())
+
+
+def test_kept_tells_are_listed_with_the_reason_and_are_a_trouble_after_a_while() -> None:
+    stage = Stage()
+
+    async def scene() -> None:
+        a, _ = await stage.start("a", "b")
+        await stage.nodes["b"].stop()
+        for to in ("Cart/b1", "Cart/b1", "Cart/z", "grond/Pilot/p"):
+            await a.send("Cart/a1", Pass(to=to, number=1))
+        await asyncio.sleep(60)
+        assert a.link is not None
+        listed = {one.agent: (one.tells, one.standing) for one in a.link.router.on_their_way()}
+        assert listed == {
+            "Cart/b1": (2, "waiting: node 'b' runs it, and is away for 60 s or longer"),
+            "Cart/z": (1, "waiting: no node says that it runs it"),
+            "grond/Pilot/p": (1, "waiting: nobody of that fleet has answered on this bus"),
+        }
+        (away,) = a.standing().troubles
+        assert away.startswith("node 'b' is away, since ")
+        await asyncio.sleep(600)
+        troubles = [one for one in a.standing().troubles if one != away]
+        assert "1 tells for Cart/z are not acknowledged; no node says that it runs it" in troubles
+        assert len(troubles) == 3
+        await stage.start("b")
+        await wait(lambda: len(a.standing().troubles) == 2)
+        stage.broker.cut("a")
+        await asyncio.sleep(1)
+        assert [one.standing for one in a.link.router.on_their_way()] == ["waiting: the link to the bus is down"] * 2
+        await stage.stop()
+
+    stage.world.run(scene())
+
+
+def test_a_misspelt_kind_is_the_reason_also_without_a_bus() -> None:
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        for to in ("Crat/c1", "ground/Cart/c1"):
+            await live.send("Cart/a1", Pass(to=to, number=1))
+        await asyncio.sleep(1)
+        misspelt, foreign = sorted(live.query("Cart/a1", Cart).lost)
+        assert misspelt.endswith("this fleet has no agent kind 'Crat'; there are Cart: correct the address")
+        assert "over a bus only" in foreign
+
+    play(yard(), main)
 
 
 def test_a_receiver_that_cannot_read_a_tell_says_so_and_takes_the_others() -> None:

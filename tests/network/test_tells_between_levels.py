@@ -7,7 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import stigmergy as st
+from stigmergy.agents.codec import encode, tag_of
+from stigmergy.bus.port import BusMessage
+from stigmergy.bus.tells import TellFrame, TellItem, write_tells
+from stigmergy.network import tell_router
 from stigmergy.testing.bus_rig import wait_until
 from tests.network.test_forwarder import Town, reaches
 
@@ -57,9 +63,21 @@ class Site(Talker):
     pass
 
 
+class Boss(st.Agent):
+    """Tells, and has no handler for TellFailed."""
+
+    @st.decide
+    def order(self, command: Order) -> st.Events:
+        yield Ordered(to=command.to, number=command.number, within_s=command.within_s)
+
+    @st.react
+    def tell(self, event: Ordered) -> st.Effects:
+        yield st.Tell(event.to, Greeted(number=event.number), within_s=event.within_s)
+
+
 class TalkingTown(Town):
     def fleet(self) -> st.Fleet:
-        return st.Fleet("delivery", agents=[Drone, Site])
+        return st.Fleet("delivery", agents=[Drone, Site, Boss])
 
 
 async def order(live: Any, teller: str, to: str, numbers: range, within_s: float = 600.0) -> None:
@@ -69,6 +87,11 @@ async def order(live: Any, teller: str, to: str, numbers: range, within_s: float
 
 def owes_nothing(live: Any) -> bool:
     return bool(live.standing().owed == 0)
+
+
+def arrived(live: Any) -> int:
+    counters = live.standing().counters
+    return int(counters["tells_taken"] + counters["tells_refused"])
 
 
 def heard(live: Any, agent: str) -> tuple[int, ...]:
@@ -127,6 +150,28 @@ async def test_what_a_node_on_the_way_gives_up_its_teller_hears_of(tmp_path: Pat
         await wait_until(lambda: heard(nodes["device"], "Drone/1") == (7,))
 
 
+async def test_a_teller_without_a_handler_ignores_what_a_node_on_the_way_gave_up(tmp_path: Path) -> None:
+    """The tell is one dead letter, where it was given up; its failure is none, anywhere, and nothing is owed for it."""
+    town = TalkingTown(tmp_path, "tells-ignored")
+    town.levels["cloud"]["agents"] = ["Site/cloud", "Boss/1"]
+    async with town.all() as nodes:
+        cloud, region, gateway = nodes["cloud"], nodes["region"], nodes["gateway"]
+        await wait_until(lambda: reaches(cloud, "Drone/1") and reaches(gateway, "Boss/1"))
+        town.cut("site", "delivery:north:device")
+        await wait_until(lambda: not reaches(gateway, "Drone/1"))
+        await order(cloud, "Boss/1", "Drone/1", range(1), within_s=2.0)
+        await wait_until(lambda: len(gateway.dead_letters()) == 1)
+        await wait_until(lambda: arrived(cloud) == 1)
+        for live in (gateway, region):
+            await wait_until(partial(owes_nothing, live))
+        letters = {name: [tag_of(one.input) for one in live.dead_letters()] for name, live in nodes.items()}
+        assert letters == {"device": [], "gateway": ["Greeted@1"], "region": [], "cloud": []}
+        assert cloud.standing().counters["tells_ignored"] == 1
+        town.restore("site", "delivery:north:device")
+        await order(cloud, "Boss/1", "Drone/1", range(7, 8))
+        await wait_until(lambda: heard(nodes["device"], "Drone/1") == (7,))
+
+
 async def test_cut_links_and_killed_nodes_lose_double_and_mix_up_nothing(tmp_path: Path) -> None:
     town = TalkingTown(tmp_path, "tells-cuts")
     async with town.all() as nodes:
@@ -142,3 +187,27 @@ async def test_cut_links_and_killed_nodes_lose_double_and_mix_up_nothing(tmp_pat
             town.restore(*which)
         await wait_until(lambda: len(heard(device, "Drone/1")) >= 30 and len(heard(cloud, "Site/cloud")) >= 30)
         assert heard(device, "Drone/1") == heard(cloud, "Site/cloud") == tuple(range(30))
+
+
+async def test_a_gateway_sends_on_neither_its_own_tells_nor_those_of_others_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart its broker gives it what it held for its session, before it knows who is at its site."""
+    town = TalkingTown(tmp_path, "tells-held")
+    async with town.all() as nodes:
+        gateway, cloud = nodes["gateway"], nodes["cloud"]
+        await wait_until(lambda: reaches(gateway, "Site/cloud"))
+
+        async def hand(node: str) -> None:
+            item = TellItem(encode(Greeted(number=9)), 2**61)
+            frame = TellFrame("delivery", "north", node, 0, 7, 1, 0, 1, [item])
+            await gateway.link.router.take(BusMessage("delivery/north/agents/Site/cloud/tells", write_tells(frame)))
+
+        before = gateway.host.feed.positions()
+        monkeypatch.setattr(tell_router, "SETTLE_S", 1e9)
+        await hand("device")
+        monkeypatch.setattr(tell_router, "SETTLE_S", 0.0)
+        await hand("gateway")
+        assert gateway.host.feed.positions() == before
+        await hand("device")
+        await wait_until(lambda: heard(cloud, "Site/cloud") == (9,))

@@ -20,12 +20,14 @@ from stigmergy.bus.port import BusMessage
 from stigmergy.control.live import Live
 from stigmergy.control.protocol import ControlEndpoint
 from stigmergy.control.server import ControlService, NodeDescription
+from stigmergy.diagnostics.logger import LogSubject
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings
 from stigmergy.shard.homes import shard_of
 from stigmergy.shard.inputs import Ask, Delivery
+from stigmergy.shard.tracing import TraceContext
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
 from tests.node.columns.stage import Hand
@@ -316,7 +318,8 @@ def test_two_nodes_that_run_everything_notice_each_other(caplog: pytest.LogCaptu
             assert "agents = [" in trouble
         await two.b.stop()
         await asyncio.sleep(1)
-        assert a.standing().troubles == []
+        (trouble,) = a.standing().troubles
+        assert trouble.startswith("node 'b' is away, since ")
         await two.stop()
 
     with caplog.at_level(logging.WARNING, "stigmergy.presence"):
@@ -369,7 +372,7 @@ def test_a_tell_for_one_that_does_not_run_here_is_a_dead_letter_and_its_teller_h
     async def main(node: SimNode) -> None:
         live = await node.start()
         for target in ("Cart/c07", "Cart/c02", "Cart/c08"):
-            await live.send("Cart/c01", Drive(to=target))
+            await live.send("Cart/c01", Drive(to=target), trace=TraceContext(b"t" * 16, b"s" * 8))
         await asyncio.sleep(3)
         assert live.agents() == ["Cart/c01", "Cart/c02"], "no phantom"
         assert live.query("Cart/c02", Cart).seen == ("Cart/c01",), "what comes behind it arrives"
@@ -398,6 +401,8 @@ def test_a_tell_for_one_that_does_not_run_here_is_a_dead_letter_and_its_teller_h
         play(yard.declare(shards), main, agents=("Cart/c01", "Cart/c02"))
     (record,) = [record for record in caplog.records if record.name == "stigmergy.tells"]
     assert "Cart/c01 told Cart/c07 Pinged@1, which is in the dead letters now" in record.getMessage()
+    about: LogSubject = vars(record)["about"]
+    assert (about.code, about.agent, about.trace) == ("tell-failed", "Cart/c01", (b"t" * 16).hex())
 
 
 def test_an_agent_that_is_taken_out_of_the_configuration_is_at_rest(caplog: pytest.LogCaptureFixture) -> None:
@@ -446,6 +451,26 @@ def test_an_agent_that_is_taken_out_of_the_configuration_is_at_rest(caplog: pyte
     with caplog.at_level(logging.WARNING, "stigmergy.host"):
         two.world.run(scene())
     assert any("at rest, 1 in all: Cart/c02" in record.getMessage() for record in caplog.records)
+
+
+def test_a_tell_that_an_agent_at_rest_owes_is_sent_and_the_start_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    two = Two(("Cart/c01", "Cart/c02"), ("Cart/c11",))
+
+    async def scene() -> None:
+        live = await two.a.start()
+        await live.send("Cart/c02", Drive(to="Cart/c11"))
+        await asyncio.sleep(2)
+        await two.a.stop()
+        two.a.agents = ("Cart/c01",)
+        _, b = await two.start()
+        await asyncio.sleep(40)
+        assert b.query("Cart/c11", Cart).seen == ("Cart/c02",)
+        await two.stop()
+
+    with caplog.at_level(logging.WARNING, "stigmergy.host"):
+        two.world.run(scene())
+    said = [record.getMessage() for record in caplog.records if "at rest" in record.getMessage()]
+    assert [one.partition("in all: ")[2] for one in said] == ["Cart/c02; tells that they still owe are sent: 1"]
 
 
 def test_what_an_agent_at_rest_owes_stays_owed_until_it_runs_again() -> None:

@@ -139,11 +139,11 @@ def test_a_commit_that_is_yet_to_be_read_once_more_stays_where_it_was(monkeypatc
 
 
 def test_positions_are_a_text() -> None:
-    positions = {1: FeedPosition(17, 2), 0: FeedPosition(41)}
-    assert write_positions(positions) == "0:41,1:17.2"
+    positions = {"1@a": FeedPosition(17, 2), "0@5f3a9c1e": FeedPosition(41), "0": FeedPosition(4)}
+    assert write_positions(positions) == "0:4,0@5f3a9c1e:41,1@a:17.2"
     assert read_positions(write_positions(positions)) == positions
     assert read_positions("") == {}
-    for wrong in ("7", "0:1,0:2", "0:-1", "0:1.x", "0:1,,1:2", "\u0661:1"):
+    for wrong in ("7", "0:1,0:2", "0@:1", "0@5f3a9c1e0:1", "0@A:1", "0:-1", "0:1.x", "0:1,,1:2", "\u0661:1"):
         with pytest.raises(ConfigError):
             read_positions(wrong)
 

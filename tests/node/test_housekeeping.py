@@ -308,6 +308,31 @@ class TestFullDisk:
 
         assert play(declare(), main, settings=rules())[-1], "it was an incremental one"
 
+    def test_for_a_snapshot_the_log_that_may_go_goes_and_the_next_one_finds_room(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise commits, which still fit, fill the device, and nothing newer may be dropped: the node would end."""
+
+        async def main(node: SimNode) -> None:
+            live = await node.start()
+            await count(live, range(30))
+            await idle(live)
+            assert live.host.journal.first_position(0) == 1
+            oldest = live.host.housekeeper._records[0].noted[0][0]
+
+            async def full(*_: Any) -> None:
+                raise JournalFull("no room for a snapshot")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(live.host.journal, "put_snapshot", full)
+                await count(live, range(12))
+                await idle(live)
+            assert live.standing().counters["snapshots_given_up"] == 1
+            assert live.host.journal.first_position(0) == oldest + 1
+            await node.kill()
+
+        play(declare(), main, settings=rules(retention=Retention(reserve_bytes=0, check_every_s=1e6)))
+
     def test_during_a_commit_the_log_that_may_go_goes_and_the_commit_is_kept(self) -> None:
         async def main(node: SimNode) -> None:
             live = await node.start()

@@ -350,3 +350,18 @@ def test_clear_hands_out_everything_that_waits() -> None:
     assert len(mailbox.clear()) == 6
     assert not mailbox.waiting
     assert mailbox.items == 0
+
+
+def test_it_says_what_waits_for_each_shard_and_since_when() -> None:
+    """One shard that gets most of the inputs is found by it, also behind inputs of others."""
+    mailbox, now_ns = make(items_max=100), 0
+    mailbox.measure(lambda: now_ns)
+    for now_ns in range(1, 4):
+        mailbox.put_telemetry(delivery(now_ns, items=10, shard=2), BLOCK)
+        mailbox.put_command(Queued(1, Ask("Drone/a", "", b"")))
+        mailbox.turned()
+    mailbox.put_telemetry(delivery(1, items=90, source="other", shard=2), BLOCK)  # waits for room
+    assert mailbox.waiting_by_shard(1_000) == {1: (3, 1), 2: (120, 1)}
+    assert mailbox.waiting_by_shard(4) == {1: (3, 1), 2: (10, 1)}, "a bounded look"
+    list(mailbox.take(4, telemetry=True))
+    assert mailbox.waiting_by_shard(1_000) == {2: (110, 2)}

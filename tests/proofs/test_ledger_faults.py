@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from proofs import ledger_faults
-from stigmergy.testing.linearizability import Outcome
+from stigmergy.testing.linearizability import OperationOutcome
 
 
 @pytest.mark.prove
@@ -14,6 +14,6 @@ def test_what_killed_processes_saw_of_a_ledger_has_one_order(monkeypatch: pytest
         monkeypatch.setattr(ledger_faults, name, seconds)
     (found,) = asyncio.run(ledger_faults.run(1, faults=["clients killed"]))
     assert found.violations == []
-    assert found.operations[Outcome.COMMITTED.value] > 10
+    assert found.operations[OperationOutcome.COMMITTED.value] > 10
     assert found.operations["reads"] > 10
     assert found.holds > 0

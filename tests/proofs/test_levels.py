@@ -1,4 +1,4 @@
-"""A few cuts and kills between four levels in every test run, 500 in `make prove`."""
+"""A few cuts and kills between four levels, of the 500 in `make prove ARGS=levels`."""
 
 import pytest
 
@@ -10,6 +10,7 @@ from tests.conftest import without_mosquitto
 CUTS = 4
 
 
+@pytest.mark.prove
 @pytest.mark.timeout(1800)
 def test_commands_and_tells_cross_levels_whatever_is_cut_or_killed() -> None:
     try:

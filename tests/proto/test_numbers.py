@@ -118,6 +118,10 @@ def test_a_server_invents_no_numbers(tmp_path: Path) -> None:
     made = FleetProto(fleet, None)
     path.write_bytes(write_numbers(made.numbers))
     assert open_service(fleet, path).text("x") == made.text("x")
+    # A field of the service itself that is new in this version has its number in the code.
+    del made.numbers.messages["WatchRequest"].fields["area"]
+    path.write_bytes(write_numbers(made.numbers))
+    assert open_service(fleet, path).numbers.messages["WatchRequest"].fields["area"].number == 8
     del made.numbers.messages["FlyTo"].fields["altitude_m"]
     path.write_bytes(write_numbers(made.numbers))
     with pytest.raises(ConfigError, match=r"is older than the classes of the fleet \(FlyTo\.altitude_m: new"):

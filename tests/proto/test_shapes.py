@@ -204,3 +204,50 @@ def test_names() -> None:
     ]
     assert list(PROTO.states) == [Drone.__agent_kind__]
     assert [tag for tag, _ in PROTO.events.values()] == [st.spec_of(Flown).tag if hasattr(st, "spec_of") else "Flown@1"]
+
+
+class Recheck(st.Timer):
+    zone: int = 0
+
+
+class Press(st.Action):
+    button: int = 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        st.ActionDone,
+        st.ActionFailed,
+        st.Denied,
+        st.Done[Press],
+        st.Failed[Press],
+        st.Granted,
+        st.Lost,
+        st.MemberJoined,
+        st.MemberLeft,
+        st.MembersReset,
+        st.Merged,
+        st.Released,
+        st.SharedChanged,
+        st.TellFailed,
+        st.WindowClosed,
+        st.WorkFailed,
+        st.Woken[Recheck],
+    ],
+    ids=str,
+)
+def test_an_event_of_the_framework_has_no_field_and_comes_as_json(event: Any) -> None:
+    class Stall(st.Agent):
+        heard: int = 0
+
+        def hear(self, event: st.Event) -> None:
+            self.heard += 1
+
+        hear.__annotations__["event"] = event
+        hear = st.evolve(hear)
+
+    proto = FleetProto(st.Fleet("hospital", agents=[Stall]), None)
+    assert not proto.watched
+    assert not proto.events
+    assert "Fleet" in proto.text("hospital.proto.lock")

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.cli.conftest import DRONE
+from tests.cli.in_process import Here
 
 START_S_MAX = 240.0
 WAIT_S_MAX = 240.0
@@ -40,6 +40,7 @@ class ServedProcess:
     """A process that serves HTTP: `run --serve`, or `serve`."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
         # Also a test that is killed leaves no node behind.
         with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         self.process = subprocess.Popen(
@@ -110,16 +111,8 @@ def run_served(folder: Path, *arguments: str, listen: str = "127.0.0.1:0") -> Se
 
 
 def cli(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command, to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "stigmergy", *arguments],
-        cwd=folder,
-        env=dict(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=START_S_MAX,
-        check=False,
-    )
+    """A command, to its end, in this very process."""
+    return Here(folder).cli(*arguments)
 
 
 def wait_until(reached: Callable[[], bool]) -> None:
@@ -133,10 +126,17 @@ def wait_until(reached: Callable[[], bool]) -> None:
 class SseClient:
     """A client of the event stream, over Server-Sent Events. `socket_bytes` makes its receive buffer small."""
 
-    def __init__(self, served: ServedProcess, query: str = "", *, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        served: ServedProcess,
+        query: str = "",
+        *,
+        headers: dict[str, str] | None = None,
+        path: str = "/v1/events",
+    ) -> None:
         place = urlsplit(served.url)
         self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=WAIT_S_MAX)
-        self._connection.request("GET", f"/v1/events{query}", headers=headers or {})
+        self._connection.request("GET", f"{path}{query}", headers=headers or {})
         self.answer = self._connection.getresponse()
         self.status = self.answer.status
         self.last_id = ""

@@ -1,5 +1,7 @@
 """Who is let in: tokens and scopes, names of the server, origins of web pages, addresses, and how often."""
 
+import argparse
+import asyncio
 import http.client
 import json
 import ssl
@@ -11,7 +13,9 @@ import pytest
 import trustme
 
 from stigmergy.base.errors import ConfigError, TrustError
+from stigmergy.cli.api.serve import SERVING_OPTIONS, add_serving, serving_options
 from stigmergy.serve.access import CALLERS_MAX, AccessGate, DeniedRequest, Policy, check_listening
+from stigmergy.serve.listener import HttpListener, read_address
 from stigmergy.serve.tokens import Tokens
 from tests.serve.rig import ServedProcess, cli, make_folder, run_served
 
@@ -78,6 +82,8 @@ def test_tokens_let_in_for_their_scopes_until_they_are_revoked(tmp_path: Path) -
         assert node.post("/v1/observations", observed, Authorization=texts["pilot"]).status == 403
         assert node.get("/v1/agents", Authorization=texts["chief"]).status == 403
         assert node.post("/v1/letters/0.1.2/retry", Authorization=texts["chief"]).status == 404
+        assert node.post("/v1/profile?seconds=1", Authorization=texts["chief"]).json["phases"]
+        assert node.post("/v1/profile?seconds=99", Authorization=texts["chief"]).status == 400
         assert node.get("/healthz").status == 200
 
         assert cli(folder, "token", "revoke", "reader", "--journal", "delivery.db").returncode == 0
@@ -138,6 +144,40 @@ def test_unreadable_token_file_lets_nobody_in(tmp_path: Path) -> None:
         gate.admit(HOST, "1", "http")
 
 
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_a_wrong_token_is_told_how_to_make_one_here(tmp_path: Path, has_tokens: bool) -> None:
+    tokens = Tokens(tmp_path / "my fleet.tokens")
+    if has_tokens:
+        tokens.create("a", ("read",), 10, 0.0)
+    gate = AccessGate(tokens, Policy(), lambda: 0.0, lambda: 0.0)
+    headers = {**HOST, b"authorization": b"Bearer stg_a_wrong"}
+    with pytest.raises(DeniedRequest, match=f"stigmergy token create --tokens '{tokens.path}' --scope read NAME"):
+        gate.admit(headers, "127.0.0.1", "http")
+    with pytest.raises(DeniedRequest, match="stigmergy token create --tokens FILE --scope read NAME"):
+        gate.admit(headers, "10.0.0.7", "http")
+
+
+@pytest.mark.parametrize("option", SERVING_OPTIONS)
+def test_an_option_of_serving_without_a_server_is_refused(tmp_path: Path, option: str) -> None:
+    if option == "--grpc":
+        return  # which serves
+    value = [] if option == "--insecure" else ["7"]
+    refused = cli(make_folder(tmp_path), "run", "drone:fleet", option, *value)
+    assert refused.returncode == 2
+    assert f"{option}: nothing is served; give --serve HOST:PORT or --grpc HOST:PORT too" in refused.stderr
+
+
+def test_the_options_of_serving_reach_a_process_that_serves() -> None:
+    parser = argparse.ArgumentParser()
+    add_serving(parser)
+    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    assert set(known) == {*SERVING_OPTIONS, "--help"}
+    words = ["--grpc=:9", "--tokens=t", "--cert=c", "--cert-key=k", "--cors=http://a", "--cors=http://b", "--rate=2.5"]
+    given = parser.parse_args([*words, "--insecure"])
+    assert serving_options(given) == [*words, "--insecure"]
+    assert serving_options(parser.parse_args([])) == []
+
+
 def test_each_caller_has_a_rate_of_its_own(tmp_path: Path) -> None:
     now_s = [0.0]
     gate = AccessGate(Tokens(tmp_path / "t"), Policy(rate_per_s=10.0), lambda: 0.0, lambda: now_s[0])
@@ -181,3 +221,24 @@ def test_tls_with_a_token(tmp_path: Path) -> None:
     refused = cli(folder, "run", "drone:fleet", "--serve", "127.0.0.1:0", "--cert", "fleet.crt")
     assert refused.returncode == 2
     assert "belong together" in refused.stderr
+
+
+async def test_a_start_that_is_given_up_leaves_nobody_listening() -> None:
+    listener = HttpListener(None, read_address("127.0.0.1:0"))
+    start = asyncio.ensure_future(listener.start())
+    await asyncio.sleep(0)
+    assert not start.done()
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", listener.address.port)
+
+
+def test_a_kind_of_a_scope_is_one_of_the_fleet(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    made = ("token", "create", "a", "--tokens", "t", "--scope")
+    assert "was not checked" in cli(folder, *made, "command:Drone").stderr
+    refused = cli(folder, *made, "command:Dron", "--fleet", "drone:fleet")
+    assert refused.returncode == 2
+    assert "the fleet has no such kind; it has Drone" in refused.stderr

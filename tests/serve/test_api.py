@@ -1,5 +1,6 @@
 """The HTTP API of a real node: what is answered, and what is refused with which status and sentence."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,62 @@ def test_command_is_accepted_once(served: ServedProcess) -> None:
     assert first.status == 200
     assert first.json == again.json
     assert first.json["command_id"] == "order-1"
-    assert first.json["after"] == f"0:{first.json['position']}"
+    assert re.fullmatch(f"0@[0-9a-f]{{1,8}}:{first.json['position']}", first.json["after"])
     events = served.get("/v1/agents/Drone/once/events?type=MissionStarted").json["entries"]
     assert len(events) == 1
     other = served.post(path, {"mission": "M2"}, Idempotency_Key="order-1")
     assert other.status == 409, "another command with a used id"
 
 
+@pytest.mark.parametrize(("key", "status"), [("größe-1", 200), ("x" * 201, 400), ("a\tb", 400), ("", 400)])
+def test_a_key_is_text_in_utf_8(served: ServedProcess, key: str, status: int) -> None:
+    answer = served.post("/v1/agents/Drone/key/StartMission", {"mission": "M"}, Idempotency_Key=_as_sent(key.encode()))
+    assert answer.status == status, answer
+    if status == 200:
+        assert answer.json["command_id"] == key
+    else:
+        assert "1 to 200 printable characters, in ASCII or UTF-8" in answer.json["detail"]
+
+
+def test_a_key_that_is_no_utf_8(served: ServedProcess) -> None:
+    key = _as_sent("größe".encode("latin-1"))
+    assert served.post("/v1/agents/Drone/key/StartMission", {"mission": "M"}, Idempotency_Key=key).status == 400
+
+
+def _as_sent(data: bytes) -> str:
+    """The text that http.client sends as these bytes."""
+    return data.decode("latin-1")
+
+
 def test_fresh_id_where_none_is_given(served: ServedProcess) -> None:
     path = "/v1/agents/Drone/fresh/StartMission"
     ids = [served.post(path, {"mission": "M1"}).json["command_id"] for _ in range(2)]
     assert ids[0] != ids[1]
+
+
+def test_what_is_too_large_for_a_message(served: ServedProcess) -> None:
+    answer = served.post("/v1/agents/Drone/large/StartMission", {"mission": "x" * 70_000}, Idempotency_Key="l1")
+    assert (answer.status, answer.json["type"]) == (413, "urn:stigmergy:too-large")
+    assert "65536 at most" in answer.json["detail"]
+    seen = {"agent": "Drone/large", "event": "MissionStarted", "fields": {"mission": "x" * 70_000, "priority": 1}}
+    assert served.post("/v1/observations", seen).status == 413
+    assert [one["problem"]["status"] for one in served.post("/v1/observations", [seen]).json["results"]] == [413]
+    assert served.post("/v1/agents/Drone/large/StartMission", {"mission": "x"}, Idempotency_Key="l1").status == 200
+
+
+@pytest.mark.parametrize("path", ["?limit=2&cursor=zz", "?limit=2&cursor=Drone/", "/Drone/once/events?after=zz"])
+def test_what_is_no_cursor_is_refused(served: ServedProcess, path: str) -> None:
+    answer = served.get(f"/v1/agents{path}")
+    assert answer.status == 400
+    assert "give the `next` of the page before" in answer.json["detail"]
+
+
+def test_a_time_before_the_log_is_refused(served: ServedProcess) -> None:
+    served.post("/v1/agents/Drone/early/StartMission", {"mission": "M1"})
+    answer = served.get("/v1/agents/Drone/early?at=2020-01-01T00:00:00Z")
+    assert answer.status == 404
+    assert "this log begins at 20" in answer.json["detail"]
+    assert served.get("/v1/agents/Drone/early?at=0").json["known"] is False
 
 
 def test_refusal_has_its_reason(served: ServedProcess) -> None:
@@ -60,7 +106,12 @@ def test_wrong_field_is_named(served: ServedProcess, command: str, body: Any, po
 @pytest.mark.parametrize(
     ("method", "path", "status", "said"),
     [
-        ("POST", "/v1/agents/Plane/x/StartMission", 404, "there are the kinds Drone"),
+        ("POST", "/v1/agents/Plane/x/StartMission", 404, "write Kind/name with a kind of Drone"),
+        ("GET", "/v1/agents/Drone/v%20a", 404, "a name of letters, digits and _.:@=~-"),
+        ("GET", "/v1/events?type=Zzz", 404, "agents handle MissionStarted"),
+        ("GET", "/v1/events?kind=Zzz", 404, "there are Drone"),
+        ("GET", "/v1/events?agent=Drone/a%20b", 404, "a name of letters, digits"),
+        ("GET", "/v1/events?area=1,1,2,2", 400, "no agent here has fields that say where it is (lat and lon"),
         ("POST", "/v1/agents/Drone/x/Dive", 404, "it knows StartMission(mission: str"),
         ("GET", "/v1/nothing", 404, "/openapi.json lists"),
         ("DELETE", "/v1/agents", 405, "use GET"),
@@ -72,6 +123,7 @@ def test_wrong_field_is_named(served: ServedProcess, command: str, body: Any, po
         ("GET", "/v1/agents/Drone/x?at=noon", 400, "neither a position nor a time"),
         ("GET", "/v1/agents/Drone/x/events?after=7", 400, "the `next` of the page before"),
         ("POST", "/v1/letters/0.1.2/retry", 403, "no scope 'operate'"),
+        ("POST", "/v1/profile", 403, "no scope 'operate'"),
     ],
 )
 def test_what_is_wrong_is_said(served: ServedProcess, method: str, path: str, status: int, said: str) -> None:
@@ -80,6 +132,19 @@ def test_what_is_wrong_is_said(served: ServedProcess, method: str, path: str, st
     assert answer.headers["content-type"] == PROBLEM
     assert said in answer.json["detail"]
     assert answer.json["status"] == status
+
+
+def test_number_that_no_log_can_hold_is_named(served: ServedProcess) -> None:
+    answer = served.post("/v1/agents/Drone/held/StartMission", {"mission": "M", "priority": 10**30})
+    assert answer.status == 422, answer
+    assert answer.json["errors"] == [{"pointer": "/priority", "detail": "a whole number of more than 64 bits"}]
+
+
+def test_whole_number_may_be_written_with_a_point(served: ServedProcess) -> None:
+    path = "/v1/agents/Drone/whole/StartMission"
+    assert served.post(path, {"mission": "M", "priority": 2.0}).status == 200
+    answer = served.post(path, {"mission": "M", "priority": 2.5})
+    assert answer.json["errors"] == [{"pointer": "/priority", "detail": "Expected `int`, got `float`"}]
 
 
 def test_body_must_be_small_json(served: ServedProcess) -> None:
@@ -255,6 +320,7 @@ def test_view_has_seen_what_its_reader_has_written(tmp_path: Path) -> None:
         again = node.get(f"/v1/views/ZoneLoad?order=-active&limit=1&cursor={page['next']}").json
         assert again["rows"] == [{"zone": 8, "active": 2}]
         assert [one["view"] for one in node.get("/v1/views").json["views"]] == ["ZoneLoad"]
+        assert node.get("/v1/views/ZoneLoad?cursor=zz").status == 400
         assert node.get("/v1/views/Nothing").status == 404
         assert node.get("/v1/views/ZoneLoad?zon=7").status == 400
         assert node.get("/v1/views/ZoneLoad?zone=seven").status in (400, 422)

@@ -1,5 +1,6 @@
 """The gRPC service of a real node: typed messages in and out, statuses with sentences, health, reflection, limits."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ async def test_typed_commands_events_and_states(tmp_path: Path) -> None:
         assert found.time.seconds > 1_700_000_000
         past = await stub.call("GetAgent", agent="Cart/c01", at=str(first.position))
         assert not past.cart.seen
+        asked = [stub.call("GetAgent", agent="Cart/c01", at=str(first.position)) for _ in range(8)]
+        assert await asyncio.gather(*asked) == [past] * 8, "a node looks back for one at a time; the others wait"
         assert (await stub.call("GetAgent", agent="Cart/c01", as_json=True)).json.startswith('{"id":"c01"')
         for number in range(5):
             await stub.call("Send", agent=f"Cart/d{number}", drive={"to": "dock-2"})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stigmergy.base.errors import Overloaded
 from stigmergy.shard import gaps
 from stigmergy.shard.commit import MarkMoved
-from stigmergy.shard.gaps import Accept, GapQueue, Gaps, Position, Turn
+from stigmergy.shard.gaps import Accept, GapQueue, Gaps, StreamPosition, Turn
 from stigmergy.shard.marks import Marks
 
 WAIT_NS = 10
@@ -194,7 +194,7 @@ def test_what_a_transport_offers_again_is_taken_once_and_in_order(steps: list[in
     lost = data.draw(st.sets(st.sampled_from(numbers)), "lost")
     refused = data.draw(st.sets(st.sampled_from(numbers)), "refused") - lost
     come = data.draw(st.permutations([number for number in numbers if number not in lost] * 2), "order")
-    machine = Gaps[str](lambda _: Position(0))
+    machine = Gaps[str](lambda _: StreamPosition(0))
     taken: list[int] = []
     given_up: list[int] = []
     early: list[int] = []
@@ -230,19 +230,19 @@ def test_what_a_transport_offers_again_is_taken_once_and_in_order(steps: list[in
 
 
 def test_a_stream_that_was_forgotten_is_where_its_marks_are() -> None:
-    marked = {"s": Position(4, 2)}
-    machine = Gaps[str](lambda key: marked.get(key, Position(0)))
+    marked = {"s": StreamPosition(4, 2)}
+    machine = Gaps[str](lambda key: marked.get(key, StreamPosition(0)))
     machine.advance("s", 9, 3)
-    assert machine.position("s") == Position(9, 3)
+    assert machine.position("s") == StreamPosition(9, 3)
     assert "s" in machine
     assert machine.forget("s")
     assert not machine.forget("s")
-    assert machine.position("s") == Position(4, 2)
+    assert machine.position("s") == StreamPosition(4, 2)
     assert machine.turn("s", 6, 5) is Turn.EARLY
 
 
 def test_a_link_begins_the_waits_anew() -> None:
-    machine = Gaps[str](lambda _: Position(1))
+    machine = Gaps[str](lambda _: StreamPosition(1))
     assert machine.still_waits("s", 0, WAIT_NS, 0)
     machine.restart_waits()
     assert machine.still_waits("s", WAIT_NS, WAIT_NS, 0)
@@ -251,7 +251,7 @@ def test_a_link_begins_the_waits_anew() -> None:
 
 
 def test_a_refusal_counts_once_it_is_in_order_and_never_goes_back() -> None:
-    machine = Gaps[str](lambda _: Position(1))
+    machine = Gaps[str](lambda _: StreamPosition(1))
     machine.refuse("s", 9, 7)
     assert machine.turn("s", 10, 9) is Turn.EARLY, "one that came early says nothing yet"
     machine.refuse("s", 4, 1)
@@ -267,7 +267,7 @@ def test_a_refusal_counts_once_it_is_in_order_and_never_goes_back() -> None:
 
 def test_of_too_many_streams_the_one_that_was_silent_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gaps, "STREAMS_COUNT_MAX", 2)
-    machine = Gaps[str](lambda _: Position(0))
+    machine = Gaps[str](lambda _: StreamPosition(0))
     for key in "abac":
         machine.advance(key, 1)
     assert [key in machine for key in "abc"] == [True, False, True]

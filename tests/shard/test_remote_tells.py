@@ -11,7 +11,7 @@ from stigmergy.shard import draft
 from stigmergy.shard.commit import Owed
 from stigmergy.shard.draft import compared
 from stigmergy.shard.homes import Homes, is_remote_address
-from stigmergy.shard.outbox import Outbox, Told, read_told
+from stigmergy.shard.outbox import Outbox, TellBody, read_told
 from tests.network.test_tell_router import Cart, Pass, Stage, heard, wait
 
 
@@ -53,12 +53,12 @@ def test_an_outbox_that_a_snapshot_brings_back_knows_how_many_agents_elsewhere_w
 def test_a_replay_compares_receiver_and_message_and_not_where_it_ran() -> None:
     homes, message = Homes(4), b"\x80"
     here = Owed("Cart/a", f"shard/{homes.of('Cart/b')}", 1, 0, encode(("Cart/b", message)))
-    there = Owed("Cart/a", "to/Cart/b", 7, 0, encode(Told("Cart/b", message, 1_000, 5)))
-    other = Owed("Cart/a", "to/Cart/c", 7, 0, encode(Told("Cart/c", message, 1_000, 5)))
+    there = Owed("Cart/a", "to/Cart/b", 7, 0, encode(TellBody("Cart/b", message, 1_000, 5)))
+    other = Owed("Cart/a", "to/Cart/c", 7, 0, encode(TellBody("Cart/c", message, 1_000, 5)))
     assert compared(homes, here) == compared(homes, there) != compared(homes, other)
-    foreign = Owed("Cart/a", "to/g/Pilot/p", 1, 0, encode(Told("g/Pilot/p", message, 1_000)))
+    foreign = Owed("Cart/a", "to/g/Pilot/p", 1, 0, encode(TellBody("g/Pilot/p", message, 1_000)))
     assert compared(homes, foreign)[1] == encode(("g/Pilot/p", message))
-    assert read_told(here.body) == Told("Cart/b", message), "both kinds are read alike"
+    assert read_told(here.body) == TellBody("Cart/b", message), "both kinds are read alike"
 
 
 @pytest.mark.parametrize(

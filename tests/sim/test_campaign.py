@@ -1,5 +1,6 @@
 """Campaigns: a seed that hangs or takes its process down costs only itself, and is named with node and stack."""
 
+import gc
 import os
 import re
 import signal
@@ -48,6 +49,8 @@ def watch(world: World) -> None:
         re.match(r"(a+)+$", "a" * 64 + "b")
     if world.seed == 6:
         raise Trouble(1, 2)
+    if world.seed == 9:
+        gc.collect()
     if world.seed == 7:
         world.always(lambda: False, name="never well")
     world.each(1.0, lambda mill: world.observe(mill, Grain()))
@@ -65,6 +68,29 @@ def found(seeds: list[int], notes: list[str], jobs: int = 2) -> Campaign:
     assert done == list(range(1, len(seeds) + 1))
     assert [one.seed for one in result.results] == sorted(seeds)
     return result
+
+
+class Threaded:
+    """Its end waits for a thread of the process that made it, as that of gRPC's servers does."""
+
+    def __init__(self) -> None:
+        self.made_in = os.getpid()
+        self.itself = self
+
+    def __del__(self) -> None:
+        while os.getpid() != self.made_in:
+            time.sleep(0.01)
+
+
+def test_garbage_of_the_owner_is_not_collected_in_a_worker() -> None:
+    gc.disable()
+    Threaded()
+    try:
+        result = found([9], [], jobs=1)
+    finally:
+        gc.enable()
+        gc.collect()
+    assert not result.failing
 
 
 def test_a_seed_that_hangs_is_ended_with_node_and_stack_and_the_rest_goes_on() -> None:

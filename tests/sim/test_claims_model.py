@@ -12,7 +12,7 @@ from msgspec import structs
 
 from rigs.claims_model import CELL, FOR_MS, ClaimsModel, Faults
 from stigmergy.claims import acquisition as acquisitions
-from stigmergy.claims.acquisition import Acquisition, Turn
+from stigmergy.claims.acquisition import Acquisition, Advance
 from stigmergy.claims.entries import Ask, AskAny, Expire, Written
 from stigmergy.claims.rules import FoldStep, apply
 from stigmergy.claims.state import FREE, MILLISECOND_NS, Claims, lease_end_ns
@@ -52,7 +52,7 @@ def no_margin(seen_ns: int, for_ms: int) -> int:
 
 def counts_from_the_verdict(
     acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int
-) -> Turn:
+) -> Advance:
     """The holder counts its lease from when it heard of it."""
     turn = acquisitions.heard(acquisition, claims, writer, life, now_ns, number)
     if turn.acquisition is None or turn.acquisition.held is None or acquisition.held is not None:
@@ -63,13 +63,13 @@ def counts_from_the_verdict(
 
 def believes_any_grant(
     acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int
-) -> Turn:
+) -> Advance:
     """A grant of an earlier life is taken for one's own, and counted from the new question."""
     grant = claims.holds(acquisition.resource, acquisition.claimant)
     if acquisition.held is None and grant is not None and acquisition.sent is not None:
         end_ns = lease_end_ns(acquisition.sent.sent_ns, acquisition.for_ms)
         held = acquisitions.HeldClaim(grant.token, acquisition.sent.sent_ns, grant.for_ms, end_ns)
-        return Turn(structs.replace(acquisition, held=held, sent=None, asking=False))
+        return Advance(structs.replace(acquisition, held=held, sent=None, asking=False))
     return acquisitions.heard(acquisition, claims, writer, life, now_ns, number)
 
 
@@ -92,13 +92,13 @@ def takes_the_dead_for_the_living(claims: Claims, position: int, written: Writte
 
 def takes_an_offer_for_a_grant(
     acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int
-) -> Turn:
+) -> Advance:
     """Who is offered it holds it, without a word to the ledger."""
     offer = claims.offered(acquisition.resource, acquisition.claimant)
     if offer is None:
         return acquisitions.heard(acquisition, claims, writer, life, now_ns, number)
     held = acquisitions.HeldClaim(offer.position, now_ns, acquisition.for_ms, lease_end_ns(now_ns, acquisition.for_ms))
-    return Turn(structs.replace(acquisition, held=held, sent=None, asking=False))
+    return Advance(structs.replace(acquisition, held=held, sent=None, asking=False))
 
 
 def grants_to_everybody(claims: Claims, position: int, written: Written) -> FoldStep:
@@ -108,7 +108,7 @@ def grants_to_everybody(claims: Claims, position: int, written: Written) -> Fold
     return apply(claims, position, written)
 
 
-def shortens_without_saying(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: int) -> Turn:
+def shortens_without_saying(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: int) -> Advance:
     """Asks for a shorter lease, and goes on believing in the longer one until it hears of it."""
     turn = acquisitions.ask(before, wanted, now_ns, number)
     if before is None or before.held is None or turn.acquisition is None:

@@ -9,12 +9,13 @@ import pytest
 from stigmergy.claims import observer as observing
 from stigmergy.crdt.anti_entropy.admission import EquivocationCheck
 from stigmergy.crdt.anti_entropy.authorship import Quarantined
+from stigmergy.crdt.anti_entropy.context import SharedStatus
 from stigmergy.crdt.anti_entropy.held_object import HeldObject
 from stigmergy.crdt.anti_entropy.peers import Peer
 from stigmergy.crdt.anti_entropy.rules import ClockReading
 from stigmergy.crdt.delta import Delta
 from stigmergy.crdt.store import ReplicaStore
-from stigmergy.network.replicator import Replicator, SharedStatus
+from stigmergy.network.replicator import Replicator
 from stigmergy.sim import ALL, LIAR, LOSS, NETWORK, NONE, World, simulate
 from stigmergy.sim.fleet import Setup
 from stigmergy.sim.scenarios.garage import Arrived, Door, Left, Pass, fleet

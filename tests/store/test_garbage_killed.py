@@ -12,7 +12,7 @@ from stigmergy.store.blobs import MANIFESTS, PIECES, Blobs, BlobSettings
 from stigmergy.store.folder import open_store
 from stigmergy.store.port import Objects
 
-KEPT, LOST, KILLS = 5, 60, 3
+KEPT, LOST, KILLS = 5, 60, 2
 WITHIN_S = 240.0
 CHILD = """
 import asyncio, sys

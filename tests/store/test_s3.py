@@ -3,7 +3,6 @@
 import asyncio
 import ssl
 import urllib.parse
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,23 +20,17 @@ from stigmergy.store.s3 import S3Address, S3Request, open_store, parse_url, sign
 from stigmergy.testing.proxy import LinkProxy
 from stigmergy.testing.store_contract import BlobsContract, ObjectsContract, OpenStore
 from stigmergy.testing.store_contract.blobs import DATA, CutObjects, blobs_on
-from tests.store.s3_server import S3Server, s3_server
+from tests.store.s3_server import S3Server
 
 CLOCK = SystemClock()
 MOMENT = datetime(2026, 11, 16, 12, 30, 5, tzinfo=UTC)
 ADDRESS = S3Address("127.0.0.1:9000", False, "maps", "", "eu-central-1", "AKID", "secret/+", "session==")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with s3_server() as running:
-        yield running
-
-
 @pytest.fixture
-def place(server: S3Server, request: pytest.FixtureRequest) -> str:
+def place(s3: S3Server, request: pytest.FixtureRequest) -> str:
     """The URL of an empty place of this test."""
-    return server.url(urllib.parse.quote(request.node.name, safe=""))
+    return s3.url(urllib.parse.quote(request.node.name, safe=""))
 
 
 class TestS3Store(ObjectsContract, BlobsContract):
@@ -72,19 +65,19 @@ def test_signatures_are_those_of_botocore(request_: S3Request, monkeypatch: pyte
     assert ours["authorization"] == theirs.headers["Authorization"]
 
 
-async def test_another_program_reads_what_we_put(server: S3Server, place: str) -> None:
+async def test_another_program_reads_what_we_put(s3: S3Server, place: str) -> None:
     store = await open_store(place, CLOCK)
     objects = await store.objects("b")
     put = await objects.put("a name/ä", b"bytes", label="of ä; charset=x")
-    listed = server.client("s3").list_objects_v2(Bucket=server.bucket, Prefix="test_another")["Contents"]
+    listed = s3.client("s3").list_objects_v2(Bucket=s3.bucket, Prefix="test_another")["Contents"]
     (key,) = [one["Key"] for one in listed if one["Key"].endswith(f"a=20name=2F=C3=A4/{put.version:020d}")]
-    assert server.client("s3").get_object(Bucket=server.bucket, Key=key)["Body"].read() == b"bytes"
+    assert s3.client("s3").get_object(Bucket=s3.bucket, Key=key)["Body"].read() == b"bytes"
     assert await objects.versions("a name/ä") == [put]
-    server.client("s3").put_object(Bucket=server.bucket, Key=key, Body=b"others", Metadata={})
+    s3.client("s3").put_object(Bucket=s3.bucket, Key=key, Body=b"others", Metadata={})
     with pytest.raises(StoreForeign, match="another program"):
         await objects.get("a name/ä")
     metadata = {"stigmergy-digest": put.digest}
-    server.client("s3").put_object(Bucket=server.bucket, Key=key, Body=b"others", Metadata=metadata)
+    s3.client("s3").put_object(Bucket=s3.bucket, Key=key, Body=b"others", Metadata=metadata)
     with pytest.raises(StoreCorrupt):
         await objects.get("a name/ä")
 
@@ -97,10 +90,10 @@ async def test_a_list_of_several_pages(place: str, monkeypatch: pytest.MonkeyPat
     assert await objects.names("n1") == [f"n{number:02d}" for number in range(10, 20)]
 
 
-async def test_what_somebody_must_mend_is_one_sentence(server: S3Server) -> None:
+async def test_what_somebody_must_mend_is_one_sentence(s3: S3Server) -> None:
     for url, said in (
-        (server.url("x", secret="wrong"), "SignatureDoesNotMatch.*AWS_SECRET_ACCESS_KEY"),
-        (server.url("x", bucket="none-such"), "no such bucket"),
+        (s3.url("x", secret="wrong"), "SignatureDoesNotMatch.*AWS_SECRET_ACCESS_KEY"),
+        (s3.url("x", bucket="none-such"), "no such bucket"),
     ):
         objects = await (await open_store(url, CLOCK)).objects("b")
         with pytest.raises(ConfigError, match=said):
@@ -131,10 +124,10 @@ def test_the_environment_has_the_key_pair() -> None:
     assert found == S3Address("s3.r.amazonaws.com", True, "maps", "below/it", "r", "i", "s", "t")
 
 
-async def test_a_cut_in_the_middle_of_a_transfer(server: S3Server, place: str) -> None:
-    proxy = LinkProxy(server.port)
+async def test_a_cut_in_the_middle_of_a_transfer(s3: S3Server, place: str) -> None:
+    proxy = LinkProxy(s3.port)
     port = await proxy.start()
-    far = CutObjects(await (await open_store(place.replace(f":{server.port}", f":{port}"), CLOCK)).objects("b"))
+    far = CutObjects(await (await open_store(place.replace(f":{s3.port}", f":{port}"), CLOCK)).objects("b"))
     blobs = blobs_on(far)
     put = far.put
 

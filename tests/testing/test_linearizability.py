@@ -13,18 +13,20 @@ from stigmergy.testing.linearizability import (
     Log,
     ObservedHold,
     Operation,
-    Outcome,
+    OperationOutcome,
     Read,
     fence_violations,
     holding_violations,
     log_violations,
 )
 
-COMMITTED, REFUSED, UNKNOWN = Outcome.COMMITTED, Outcome.REFUSED, Outcome.UNKNOWN
+COMMITTED, REFUSED, UNKNOWN = OperationOutcome.COMMITTED, OperationOutcome.REFUSED, OperationOutcome.UNKNOWN
 A, B, C = b"a", b"b", b"c"
 
 
-def wrote(body: bytes, start: int, end: int, position: int, outcome: Outcome = COMMITTED, *more: bytes) -> Append:
+def wrote(
+    body: bytes, start: int, end: int, position: int, outcome: OperationOutcome = COMMITTED, *more: bytes
+) -> Append:
     return Append("writer", start, end, outcome, (body, *more), position)
 
 
@@ -149,7 +151,7 @@ def spoilt(draw: random.Random, history: list[Operation], log: list[tuple[int, b
         case 0, Read(entries=entries) if entries:
             history[index] = Read(one.client, one.start_ns, one.end_ns, one.after, one.count_max, entries[:-1])
         case 1, Append():
-            outcome = draw.choice(list(Outcome))
+            outcome = draw.choice(list(OperationOutcome))
             history[index] = Append(one.client, one.start_ns, one.end_ns, outcome, one.entries, one.position)
         case 2, Read():
             start = max(0, one.start_ns + shift)
@@ -230,7 +232,9 @@ def test_two_holders_and_tokens_out_of_order_are_found(holds: list[ObservedHold]
 # Behind a fence.
 
 
-def acted(token: int, start: int, end: int, outcome: Outcome = COMMITTED, resource: str = "gate") -> FencedAction:
+def acted(
+    token: int, start: int, end: int, outcome: OperationOutcome = COMMITTED, resource: str = "gate"
+) -> FencedAction:
     return FencedAction("client", resource, token, start, end, outcome)
 
 
@@ -258,7 +262,7 @@ def test_a_fence_lets_nothing_older_through(actions: list[FencedAction], is_good
             st.integers(1, 4),
             st.integers(0, 12),
             st.integers(0, 6),
-            st.sampled_from(Outcome),
+            st.sampled_from(OperationOutcome),
         ),
         max_size=7,
     )

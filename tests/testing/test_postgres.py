@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from stigmergy.testing.postgres import NoPostgres, start_postgres
+from rigs.postgres import NoPostgres, start_postgres
 from tests.conftest import without
 
 

@@ -18,8 +18,8 @@ from stigmergy.shard.commit import Commit, Group, Signature, open_commit
 from stigmergy.sim.logbook import Logbook
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
+from stigmergy.uplink.messages import UplinkStatus
 from stigmergy.uplink.rules import Aggregate, Sieve, Summary, UplinkRule
-from stigmergy.uplink.sender import UplinkStatus
 
 
 class Moved(Event, keep=within(seconds=0.2)):

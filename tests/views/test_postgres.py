@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rigs.postgres import NoPostgres, start_postgres
 from stigmergy import Fleet
-from stigmergy.testing.postgres import NoPostgres, start_postgres
 from tests.conftest import without
 from tests.views.zones import Battery as Readings
 from tests.views.zones import Drone, Measured

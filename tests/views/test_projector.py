@@ -12,6 +12,7 @@ import pytest
 from stigmergy.agents.view import Key, Origin, View, project
 from stigmergy.base.errors import ConfigError, StoreUnavailable, ViewBehind, ViewChanged, ViewFailed
 from stigmergy.control.live import Live
+from stigmergy.control.metrics import NodeMetrics
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Retention, Settings, Snapshots
 from stigmergy.sim.disk import AfterFailedSync
@@ -200,7 +201,7 @@ def test_rows_are_not_made_from_a_log_without_its_beginning() -> None:
             await live.view(Entries).after({"0": 1}).all()
         with pytest.raises(ViewFailed):
             await live.view(Entries).all()
-        assert any("begins at position" in trouble for trouble in live.troubles())
+        assert [one.code for one in live.troubles() if "begins at position" in one] == ["view-failed"]
         await node.kill()
         node.change_declaration(declare([KeptEntries], shards=1))
         live = await node.start()
@@ -341,6 +342,83 @@ def test_a_store_that_cannot_be_reached_is_tried_again(monkeypatch: pytest.Monke
         assert await load(live) == expected_load(live)
 
     play(declare(), main)
+
+
+def test_a_view_that_waits_is_a_trouble_once_it_waits_for_longer_than_a_start_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(node: SimNode) -> None:
+        find, reachable = SimViewStore.find, False
+
+        async def absent(self: Any, *rest: Any) -> Any:
+            if not reachable:
+                raise StoreUnavailable("no logs yet")
+            return await find(self, *rest)
+
+        monkeypatch.setattr(SimViewStore, "find", absent)
+        live = await node.start()
+        await asyncio.sleep(projectors.PATIENCE_S / 2)
+        assert live.troubles() == []
+        await asyncio.sleep(projectors.PATIENCE_S)
+        assert [(one.code, str(one)) for one in live.troubles()] == [("view-waits", "no logs yet")]
+        reachable = True
+        await caught_up(live)
+        assert live.troubles() == []
+
+    play(declare([ZoneLoad]), main)
+
+
+def test_events_that_change_no_row_are_read_soon_and_rarely_written() -> None:
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await live.send("Drone/D-1", Enter(zone="A"))
+        await caught_up(live)
+        assert live.views is not None
+        one = live.views.projectors["ZoneLoad"]
+        before, begun_s = one._revision, asyncio.get_running_loop().time()
+        for number in range(60):
+            await live.observe("Drone/D-1", Measured(percent=float(number)))
+            end = {shard_name("zones", 0): live.host.durable_position(0)}
+            assert await live.view(ZoneLoad).after(end, within_s=2.0).all() == [ZoneLoad(zone="A", active=1)]
+            await asyncio.sleep(1.0)
+        notes_max = (asyncio.get_running_loop().time() - begun_s) / projectors.NOTE_EVERY_S + 1
+        assert 0 < one._revision - before <= notes_max < 60 / 2
+        await asyncio.sleep(projectors.NOTE_EVERY_S + projectors.WAIT_S)
+        assert one._noted == one._written, "also the last ones, for retention"
+
+    play(declare([ZoneLoad], shards=1), main)
+
+
+def test_metrics_say_how_far_behind_a_view_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lag(live: Live) -> tuple[float, float]:
+        found = {
+            one.metric: one.value for one in NodeMetrics(live).collect().samples if one.labels == {"view": "ZoneLoad"}
+        }
+        return found["stigmergy_view_lag_commits"], found["stigmergy_view_lag_seconds"]
+
+    async def main(node: SimNode) -> None:
+        live, reachable = await node.start(), asyncio.Event()
+        await live.send("Drone/a", Enter(zone="A"))
+        await caught_up(live)
+        assert lag(live) == (0, 0)
+        write = SimViewStore.write
+
+        async def held(self: Any, *rest: Any) -> None:
+            await reachable.wait()
+            await write(self, *rest)
+
+        monkeypatch.setattr(SimViewStore, "write", held)
+        for zone in ("B", "C", "D"):
+            await asyncio.sleep(10)
+            await live.send("Drone/a", Enter(zone=zone))
+        commits, seconds = lag(live)
+        assert commits >= 3
+        assert seconds == pytest.approx(30, abs=1)
+        reachable.set()
+        await caught_up(live)
+        assert lag(live) == (0, 0)
+
+    play(declare(shards=1), main)
 
 
 def test_a_fresh_journal_under_an_old_store_makes_the_rows_anew() -> None:

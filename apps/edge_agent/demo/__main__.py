@@ -9,15 +9,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import random
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 
-from apps.edge_agent.demo.asking import Trouble
+from apps.edge_agent.demo.asking import Trouble, environment
 from apps.edge_agent.demo.evidence import Finding, Recovered, prove, published, read_log
 from apps.edge_agent.demo.field import DRONE, PILOT, Field
 from apps.edge_agent.demo.screen import Screen, show, told
@@ -152,20 +156,61 @@ def written(field: Field) -> Finding:
     return Finding(total > 0, f"written to disk in {field.seconds:.0f} s: {', '.join(parts)}")
 
 
+@contextlib.contextmanager
+def page_of(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Plays the flight back on the page, from the drone's journal: the page's address, and the process that has it."""
+    command = [sys.executable, "-m", "stigmergy", "serve", "apps.edge_agent.drone:fleet", "--json"]
+    place = folder / "drone"
+    with subprocess.Popen(
+        [*command, "--log", "drone.db", "--listen", "127.0.0.1:0"],
+        cwd=place,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as serving:
+        assert serving.stdout is not None
+        said = json.loads(serving.stdout.readline() or "{}")
+        if "url" not in said:
+            raise Trouble(f"the page is not served: {said.get('error', 'its process ended')}")
+        try:
+            yield f"{said['url']}/", serving
+        finally:
+            serving.send_signal(signal.SIGTERM)
+            serving.wait()
+
+
+def stay(console: Console, folder: Path) -> None:
+    """Keeps the page of the flight open until Ctrl-C."""
+    with page_of(folder) as (address, serving):
+        console.print(f"the flight, played back: {address}  (Ctrl-C ends it)", highlight=False)
+        with contextlib.suppress(KeyboardInterrupt):
+            serving.wait()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the demonstration in a folder that is gone afterwards."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="when the kill comes, which bit is flipped, the noise")
     parser.add_argument("--pace", type=float, default=1.0, help="fly so many times faster")
+    parser.add_argument("--stay", action="store_true", help="show the flight on the page afterwards, until Ctrl-C")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     console = Console()
     try:
         with tempfile.TemporaryDirectory(prefix="stigmergy-demo-") as folder:
             findings = asyncio.run(run(console, Path(folder), seed, options.pace))
+            show(console, findings)
+            if options.stay:
+                stay(console, Path(folder))
+            else:
+                console.print(
+                    "the journals are gone with this demonstration; the next one ends with the address of a page that "
+                    "plays its flight back, and keeps it open, with: make demo ARGS=--stay",
+                    highlight=False,
+                )
     except (Trouble, NoBroker) as error:
         findings = [Finding(False, str(error))]
-    show(console, findings)
+        show(console, findings)
     console.print(f"seed {seed}", style="dim")
     return 0 if all(finding.holds for finding in findings) else 1
 

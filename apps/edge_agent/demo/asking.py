@@ -92,7 +92,7 @@ async def stigmergy(*arguments: str, cwd: Path) -> tuple[int, list[dict[str, Any
             out, err = await process.communicate()
     except TimeoutError:
         process.kill()
-        await process.wait()
+        await process.communicate()
         raise Trouble(f"stigmergy {' '.join(arguments)}: no end after {COMMAND_S_MAX:g} s") from None
     try:
         documents = [json.loads(line) for line in out.splitlines()]

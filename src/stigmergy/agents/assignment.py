@@ -12,19 +12,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from stigmergy.base.errors import ConfigError, NotAssigned, UnknownKind
+from stigmergy.base.errors import ConfigError, NotAssigned, PeerError, UnknownKind, Unreachable
 
 ANY = "*"
+UNKNOWN_NODES = "*"
+"""Instead of the name of a node: all that are not known."""
 KNOWN_MAX = 100_000
 """So many answers are remembered; then they are found anew."""
 SHOWN_MAX = 3
+BEYOND_FLEET = "commands and questions stay within a fleet: ask a node of that one, or let an agent here `Tell` it"
 _ENTRY = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~*-]{1,128}", re.ASCII)
 
 
 class Assignment:
     """The agents of one node. Without any named, it runs all of them."""
 
-    __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "fleet", "is_elsewhere", "locate")
+    __slots__ = ("_kinds", "_known", "_names", "_patterns", "agents", "fleet", "is_elsewhere", "locate", "unreachable")
 
     def __init__(
         self,
@@ -33,9 +36,11 @@ class Assignment:
         locate: Callable[[str], str] = lambda _: "",
         fleet: str = "",
         is_elsewhere: Callable[[str], bool] = lambda _: False,
+        unreachable: Callable[[str], str] = lambda _: "",
     ) -> None:
         """`kinds` are those of the fleet. `locate` says which other node runs an agent, such as "node 'b' runs it";
-        empty if nobody knows. Raises ConfigError for what names no agent of the kinds."""
+        empty if nobody knows, and then `unreachable` says why, if that may change by itself. Raises ConfigError for
+        what names no agent of the kinds."""
         self.fleet = fleet
         self.is_elsewhere = is_elsewhere
         """Of a node that runs everything: whether another node names an agent that is not here yet."""
@@ -44,6 +49,7 @@ class Assignment:
         self._patterns = tuple((entry, _compiled(entry)) for entry in self.agents if ANY in entry)
         self._known: dict[str, bool] = {}
         self.locate = locate
+        self.unreachable = unreachable
         known = self._kinds = None if kinds is None else tuple(kinds)
         for entry in self.agents:
             kind = entry.partition("/")[0]
@@ -73,35 +79,39 @@ class Assignment:
 
     def within_fleet(self, address: str) -> str:
         """The address as this fleet's nodes write it: `delivery/Drone/D-17` is `Drone/D-17` in the fleet `delivery`."""
-        fleet, _, rest = address.partition("/")
-        return rest if fleet == self.fleet and "/" in rest else address
+        return within_fleet(address, self.fleet)
 
     def knows_kind(self, address: str) -> bool:
         """Whether this fleet has agents of the address's kind."""
         return self._kinds is None or address.partition("/")[0] in self._kinds
 
     def check(self, address: str) -> None:
-        """Raises NotAssigned, with where it runs, unless the agent runs here; UnknownKind if the fleet has no such."""
+        """Raises NotAssigned, with where it runs, unless the agent runs here; Unreachable while that is not known, or
+        its node is away; UnknownKind if the fleet has no such."""
         if not self.runs(address):
-            why, is_known = self._refused(address)
-            raise NotAssigned(why) if is_known else UnknownKind(why)
+            raise self._refused(address)
 
     def refusal(self, address: str) -> str:
         """Why an agent is refused, and what to do."""
-        return self._refused(address)[0]
+        return str(self._refused(address))
 
-    def _refused(self, address: str) -> tuple[str, bool]:
-        """The sentence, and whether there can be such an agent: of a kind of this fleet, or of one that another node
-        says it runs, whose version of the fleet may have more kinds."""
+    def _refused(self, address: str) -> PeerError:
+        """There can be agents of the kinds of this fleet, and of those that another node says it runs, whose version of
+        the fleet may have more kinds."""
         where = self.locate(address)
         kind = address.partition("/")[0]
         if is_foreign(address):
-            return f"{address[:200]} is an agent of the fleet {kind[:64]!r}, and this node runs {self.fleet!r}", True
+            fleet = f"the fleet {kind[:64]!r}, and this node runs {self.fleet!r}"
+            return NotAssigned(f"{address[:200]} is an agent of {fleet}; {BEYOND_FLEET}")
         if not where and self._kinds is not None and kind not in self._kinds:
             what = f"{address[:200]}: this fleet has no agent kind {kind[:200]!r}"
-            return f"{what}; there are {', '.join(self._kinds)}: correct the address", False
-        remedy = f"{where}: send it there" if where else "no node says that it does: add it to agents of one"
-        return f"{address[:200]} does not run on this node, which runs {shown(self.agents)}; {remedy}", True
+            return UnknownKind(f"{what}; there are {', '.join(self._kinds)}: correct the address")
+        what = f"{address[:200]} does not run on this node, which runs {shown(self.agents)}"
+        if where:
+            return NotAssigned(f"{what}; {where}: send it there")
+        if why := self.unreachable(address):
+            return Unreachable(f"{what}; {why}: try again later")
+        return NotAssigned(f"{what}; no node says that it does: add it to agents of one")
 
     def names_of(self, kind: str) -> list[str]:
         """The names of agents of this kind that are spelt out: they run here also before their first input."""
@@ -125,8 +135,20 @@ class Assignment:
 
 
 def is_foreign(address: str) -> bool:
-    """Whether it names an agent of another fleet: `ground/Pilot/D-17`. See `Assignment.within_fleet`."""
+    """Whether it names an agent of another fleet: `ground/Pilot/D-17`. See `within_fleet`."""
     return address.count("/") == 2
+
+
+def within_fleet(address: str, fleet: str) -> str:
+    """The address as this fleet's nodes write it. Everything that takes addresses from people and programs calls it:
+    both spellings mean the same agent."""
+    named, _, rest = address.partition("/")
+    return rest if named == fleet and "/" in rest else address
+
+
+def shown_nodes(names: Sequence[str]) -> str:
+    """Nodes for a sentence."""
+    return ", ".join("nodes that are not known yet" if name == UNKNOWN_NODES else name for name in names)
 
 
 def shown(agents: Sequence[str]) -> str:

@@ -89,6 +89,11 @@ def without_empty_end(value: Struct, fields_min: int) -> tuple[Any, ...]:
     return fields[:count]
 
 
+def tagged_without_empty_end(value: Struct, fields_min: int) -> tuple[Any, ...]:
+    """The same for a struct whose array begins with its tag."""
+    return (value.__struct_config__.tag, *without_empty_end(value, fields_min))
+
+
 class _Tagged(Struct):
     type: str = ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ from stigmergy.crdt.ormap import ORMap
 from stigmergy.crdt.orset import ORSet
 from stigmergy.crdt.payloads import STAMPED, TOTAL, plain_value, stamped_value, total_of
 from stigmergy.crdt.pncounter import PNCounter
+from stigmergy.crdt.store import ReplicaStore
+from stigmergy.crdt.tree import places_of
 
 CHANGED = spec_of(SharedChanged).tag
 MERGED = spec_of(Merged).tag
@@ -74,6 +77,14 @@ def shared_fields(tag: str, body: bytes) -> dict[str, Any] | None:
     return None
 
 
+def changed_by(body: bytes) -> bytes:
+    """The replica of a kept SharedChanged; empty if it cannot be read."""
+    try:
+        return read_delta(_changed.decode(body).delta).replica
+    except (msgspec.DecodeError, CrdtError):
+        return b""
+
+
 def _delta(delta: Delta) -> dict[str, Any]:
     return {
         "replica": delta.replica.hex(),
@@ -81,6 +92,18 @@ def _delta(delta: Delta) -> dict[str, Any]:
         "added": [{"at": _path(path), **_payload(payload)} for path, _, payload in delta.added],
         "removed": [_path(path) for path, _ in delta.removed],
     }
+
+
+def shown_entries(store: ReplicaStore) -> Iterator[dict[str, Any]]:
+    """What is alive in a shared field, in the order of its places: where it is, its value, and the replica of each."""
+    for path, dots in places_of(store.root):
+        for replica, (_, payload) in sorted(dots.items()):
+            yield {"at": _path(path), "replica": replica.hex(), **_shown_payload(payload)}
+
+
+def _shown_payload(payload: bytes) -> dict[str, Any]:
+    shown = _payload(payload)
+    return {"value": shown.popitem()[1]} if shown else {}
 
 
 def _path(path: tuple[bytes, ...]) -> list[Any]:

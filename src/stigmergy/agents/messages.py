@@ -14,7 +14,7 @@ import enum
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args
 
 from msgspec import UNSET, Struct, StructMeta, UnsetType, field
@@ -336,6 +336,13 @@ class Command(Message):
 
 class Event(Message):
     """A fact in the past tense (`MissionStarted`). Observed or decided; once kept, never changed."""
+
+
+def loaded_events(base: type[Event]) -> Iterator[type[Event]]:
+    """All classes of a base that this process has loaded, those of the runtime included."""
+    for cls in base.__subclasses__():
+        yield cls
+        yield from loaded_events(cls)
 
 
 class Effect(Message):

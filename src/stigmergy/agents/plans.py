@@ -10,18 +10,28 @@ import copy as copying
 import dataclasses
 import dis
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, get_args, get_origin
 
 import msgspec
 from blake3 import blake3
 from msgspec import Struct, structs
 
-from stigmergy.agents.agent import FACTS, Agent, Handlers, has_mutable_fields, loads
+from stigmergy.agents.agent import FACTS, Agent, Handlers, Rejection, has_mutable_fields, loads
 from stigmergy.agents.codec import canonical_bytes, encode, encode_state, explain_undecodable, state_decoder, tag_of
 from stigmergy.agents.columns import Engine
 from stigmergy.agents.confirmations import Done, Failed, woken_body, woken_tag
-from stigmergy.agents.effects import ActionDone, ActionFailed, Effects, Events, WindowClosed, Woken, WorkFailed
+from stigmergy.agents.effects import (
+    ActionDone,
+    ActionFailed,
+    Effects,
+    Events,
+    Tell,
+    TellFailed,
+    WindowClosed,
+    Woken,
+    WorkFailed,
+)
 from stigmergy.agents.messages import (
     Command,
     Event,
@@ -38,6 +48,16 @@ from stigmergy.agents.messages import (
 )
 from stigmergy.agents.ordered import CLAIM_EVENTS, Claim, OrderedField
 from stigmergy.agents.shared import SHARED_EVENTS, SharedField
+from stigmergy.agents.steps import (
+    ACCEPTED,
+    OPEN_COUNT_MAX,
+    StepAsked,
+    StepHeard,
+    StepRefused,
+    Steps,
+    StepsClosed,
+    StepTaken,
+)
 from stigmergy.agents.supervision import FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
 from stigmergy.agents.windows import Shape, Window
 from stigmergy.base.errors import DefinitionError
@@ -145,7 +165,7 @@ def _fits(code: list[dis.Instruction], event: str, given: Mapping[str, Classes],
     return loads(code[-3], event) and all(one in classes for one in taken)
 
 
-CONFIRMATIONS = frozenset(spec_of(event).tag for event in (ActionDone, ActionFailed, WorkFailed))
+CONFIRMATIONS = frozenset(spec_of(event).tag for event in (ActionDone, ActionFailed, TellFailed, WorkFailed))
 """What comes back from sinks by itself, so that an agent without a handler for it may ignore it."""
 
 
@@ -199,12 +219,17 @@ class AgentPlan(Struct, frozen=True):
     ordered: dict[str, OrderedField] = {}
     engine: Engine | None = None
     """Of a compiled kind: who makes its tables. Its agents are rows there, and no objects."""
+    steps: str = ""
+    """The field with the steps of workflows that the agent carries out; empty: it takes part in none."""
+    check: Callable[[Any], None] | None = None
+    """Raises DefinitionError if the code of today cannot go on with an agent that was recovered."""
 
     def plan_for(self, message: type[Message]) -> Plan:
         """The plan of a message type; one without handlers for an event that the agent only yields."""
         plan = self.plans.get(message)
         if plan is None:
-            plan = self.plans[message] = _plan(message, Handlers(), {}, ())
+            handlers = Handlers(react=following(self.steps)(None)) if self.steps else Handlers()
+            plan = self.plans[message] = _plan(message, handlers, {}, ())
         return plan
 
     def handles(self, message: type[Message]) -> bool:
@@ -266,8 +291,8 @@ class AgentPlan(Struct, frozen=True):
         return self.decode(woken_body(self.known_tags, name)) if woken_tag(name) in self.known_tags else None
 
 
-def plan_agent(cls: type[Agent]) -> AgentPlan:
-    """Makes an agent class ready to run."""
+def plan_agent(cls: type[Agent], also: Iterable[type[Message]] = ()) -> AgentPlan:
+    """Makes an agent class ready to run. It takes the events in `also` without a handler: workflows wait for them."""
     _check_can_be_made(cls)
     windows = _window_fields(cls)
     handled = dict(cls.__agent_handlers__)
@@ -280,8 +305,14 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
     stale_rules = tuple(_declared(cls, WhenStale))
     for rule in stale_rules:
         handled.setdefault(rule.event, Handlers())
+    for message in also:
+        handled.setdefault(message, Handlers())
     for message in handled:
         _check_is_newest(cls, message)
+    steps = field_of_steps(cls) or ""
+    if steps:
+        commands = commands_of(handled)
+        handled = steps_handlers(cls, steps, handled, _decoder(cls, commands)[0] if commands else _no_command)
     restore = _restorer(cls, ordered)
     watched = tuple(rule.event for rule in stale_rules)
     plans = {
@@ -295,7 +326,7 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
         layout=_layout(cls),
         cls=cls,
         plans=plans,
-        shorts={message: _short(plan) for message, plan in plans.items() if plan.plain},
+        shorts={message: short_of(plan) for message, plan in plans.items() if plan.plain},
         decode=decode,
         known_tags=known_tags,
         tumbling=tuple(name for name in windows if _default(cls, name).shape is Shape.TUMBLING),
@@ -306,7 +337,13 @@ def plan_agent(cls: type[Agent]) -> AgentPlan:
         restore=restore,
         shared=shared,
         ordered=ordered,
+        steps=steps,
+        check=getattr(cls, "check_recovered", None),
     )
+
+
+def _no_command(body: bytes) -> Message:
+    raise msgspec.ValidationError(f"it has no command, so {tag_of(body)} is none of its own")
 
 
 def _with_types_kept(cls: type[Agent], message: type[Message], handlers: Handlers) -> Handlers:
@@ -316,7 +353,8 @@ def _with_types_kept(cls: type[Agent], message: type[Message], handlers: Handler
     return Handlers(decide=handlers.decide, evolve=evolve, react=handlers.react)
 
 
-def _short(plan: Plan) -> Short:
+def short_of(plan: Plan) -> Short:
+    """What the shard's short path needs of a plain plan."""
     return (plan.evolve, plan.react, plan.yields, plan.wait_ns, plan.watched)
 
 
@@ -559,3 +597,85 @@ def confirmation(plan: AgentPlan, effect: bytes, said: ActionDone | ActionFailed
             fields["reason"] = said.reason
         return encode(fields)
     return encode(said) if not isinstance(said, ActionDone) or plan.handles(ActionDone) else None
+
+
+# Agents that carry out steps of workflows: see stigmergy.agents.steps.
+
+
+def field_of_steps(cls: type[Any]) -> str | None:
+    """The field of an agent class with its steps; None if it takes part in no workflow."""
+    example = cls()
+    return next((name for name in cls.__struct_fields__ if isinstance(getattr(example, name), Steps)), None)
+
+
+def steps_handlers(
+    cls: type[Any], field: str, handled: Mapping[type[Message], Handlers], decode: Callable[[bytes], Message]
+) -> dict[type[Message], Handlers]:
+    """The handlers of a class that takes part in workflows: its own, and those for steps."""
+
+    def decide_asked(agent: Any, asked: StepAsked) -> Events:
+        taken = StepTaken(run=asked.run, step=asked.step, attempt=asked.attempt, wants=asked.wants, others=asked.others)
+        if len(getattr(agent, field).taken(taken).open) > OPEN_COUNT_MAX:
+            return [_refusal(asked, f"{agent.address} carries out {OPEN_COUNT_MAX} steps already")]
+        if not asked.body:
+            return [taken]
+        try:
+            command = decode(asked.body)
+        except msgspec.DecodeError as error:
+            return [_refusal(asked, f"{cls.__name__} takes no {tag_of(asked.body) or 'such command'}: {error}")]
+        decide = handled[type(command)].decide
+        assert decide is not None  # only commands are decoded, and each has one
+        try:
+            return [taken, *(decide(agent, command) or ())]
+        except Rejection as rejection:
+            return [_refusal(asked, rejection.reason)]
+
+    def evolve_taken(agent: Any, taken: StepTaken) -> None:
+        setattr(agent, field, getattr(agent, field).taken(taken))
+
+    def react_taken(_: Any, taken: StepTaken) -> Effects:
+        if ACCEPTED in taken.wants:
+            yield Tell(to=taken.run, message=StepHeard(step=taken.step, attempt=taken.attempt, body=b""))
+
+    def react_refused(_: Any, refused: StepRefused) -> Effects:
+        yield Tell(to=refused.run, message=refused)
+
+    def evolve_closed(agent: Any, closed: StepsClosed) -> None:
+        setattr(agent, field, getattr(agent, field).closed(closed.run))
+
+    follow = following(field)
+    found = {
+        message: own if issubclass(message, Command) else Handlers(own.decide, own.evolve, follow(own.react))
+        for message, own in handled.items()
+    }
+    return found | {
+        StepAsked: Handlers(decide=decide_asked),
+        StepTaken: Handlers(evolve=evolve_taken, react=react_taken),
+        StepRefused: Handlers(react=react_refused),
+        StepsClosed: Handlers(evolve=evolve_closed),
+    }
+
+
+def following(field: str) -> Callable[[Callable[[Any, Any], Effects] | None], Callable[[Any, Any], Effects]]:
+    """Makes of a `react` handler, or of none, one that also tells the runs that wait for the event."""
+
+    def follow(react: Callable[[Any, Any], Effects] | None) -> Callable[[Any, Any], Effects]:
+        def react_followed(agent: Any, event: Any) -> Effects:
+            if react is not None:
+                yield from react(agent, event) or ()
+            steps = getattr(agent, field)
+            if steps.open:
+                yield from steps.tells(event)
+
+        return react_followed
+
+    return follow
+
+
+def _refusal(asked: StepAsked, reason: str) -> StepRefused:
+    return StepRefused(run=asked.run, step=asked.step, attempt=asked.attempt, reason=reason)
+
+
+def commands_of(handled: Mapping[type[Message], Handlers]) -> list[type[Message]]:
+    """The commands that a class decides."""
+    return [message for message, own in handled.items() if issubclass(message, Command) and own.decide is not None]

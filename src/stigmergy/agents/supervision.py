@@ -9,6 +9,8 @@ from journal-before-effect, so that a dead disk does not keep a drone in the air
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import UNSET, Struct
 
 from stigmergy.agents.messages import Action, Event, Message, is_number
@@ -96,6 +98,11 @@ class InputFailed(FrameworkEvent, name="stigmergy.InputFailed"):
     source: str
     error: str
     input: bytes
+
+
+OnFailed = Callable[[int, InputFailed, str, Exception | None, bytes], None]
+"""Is told at once of an input that failed: the shard, what is kept of it, its type, what a handler raised, and the id
+of its trace or nothing."""
 
 
 class LetterTaken(FrameworkEvent, name="stigmergy.LetterTaken"):

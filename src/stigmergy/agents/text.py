@@ -6,8 +6,9 @@ fit is refused with the name of the field and the expected type.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import structs
@@ -18,6 +19,7 @@ from stigmergy.agents.supervision import FrameworkEvent
 from stigmergy.base.errors import Malformed, UnknownTag
 
 TEXT_SHOWN_MAX = 60
+KINDS_CACHED_MAX = 1_000
 
 MessageT = TypeVar("MessageT", Command, Event)
 
@@ -27,7 +29,7 @@ def phrase(
 ) -> MessageT:
     """The message of this name for an agent kind; `fields` are values, `texts` are read by the fields' types."""
     message = find_message(plan, base, name)
-    known = {field.name: field for field in structs.fields(message)}
+    known = fields_of(message)
     for given in (*fields, *texts):
         if given not in known:
             raise Malformed(f"{name} has no field {given!r}; it is {signature_of(message)}")
@@ -47,30 +49,36 @@ def phrase(
         raise Malformed(f"{name}: {error}") from None
 
 
+@functools.lru_cache(KINDS_CACHED_MAX)
+def fields_of(message: type[Message]) -> Mapping[str, structs.FieldInfo]:
+    """The fields of a message by their names. Cached: msgspec reads a class's annotations anew each time."""
+    return {field.name: field for field in structs.fields(message)}
+
+
 def find_message(plan: AgentPlan, base: type[MessageT], name: str) -> type[MessageT]:
     """The message class that a name or a tag stands for."""
-    known = messages_of(plan, base)
-    for message in known:
-        if name in (message.__name__, spec_of(message).name, spec_of(message).tag):
-            return message
+    for message in plan.plans:
+        spec = spec_of(message)
+        if name in (message.__name__, spec.name, spec.tag) and _is_of_users(plan, base, message):
+            return cast(type[MessageT], message)
     word = base.__name__.lower()
-    shown = ", ".join(signature_of(message) for message in known) or f"no {word}s"
+    shown = ", ".join(signature_of(message) for message in messages_of(plan, base)) or f"no {word}s"
     raise UnknownTag(f"{plan.kind} has no {word} {name!r}; it knows {shown}")
 
 
 def messages_of(plan: AgentPlan, base: type[MessageT]) -> list[type[MessageT]]:
     """The commands or events of users that an agent kind has handlers for, in the order of its class."""
-    return [
-        message
-        for message in plan.plans
-        if issubclass(message, base) and not issubclass(message, FrameworkEvent) and plan.handles(message)
-    ]
+    return [cast(type[MessageT], message) for message in plan.plans if _is_of_users(plan, base, message)]
+
+
+def _is_of_users(plan: AgentPlan, base: type[MessageT], message: type[Message]) -> bool:
+    return issubclass(message, base) and not issubclass(message, FrameworkEvent) and plan.handles(message)
 
 
 def signature_of(message: type[Message]) -> str:
     """How a message is written: StartMission(mission: str, priority: int = 0)."""
     parts = []
-    for field in structs.fields(message):
+    for field in fields_of(message).values():
         default = f" = {field.default!r}" if field.default is not msgspec.NODEFAULT else ""
         default = " = …" if not default and not field.required else default
         parts.append(f"{field.name}: {_name_of(field.type)}{default}")

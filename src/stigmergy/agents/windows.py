@@ -333,6 +333,8 @@ def read_row(columns: Sequence[Column], data: bytes, start: int = 0) -> dict[str
     """The values of a row by name; enums by their values, windows as what they are encoded to."""
     plain = [column for column in columns if not is_window(column)]
     found = read_columns(plain, data, start)
+    if len(plain) == len(columns):
+        return found
     return {
         column.name: _read_window(column, data, start + column.offset) if is_window(column) else found[column.name]
         for column in columns

@@ -12,21 +12,17 @@ A fleet on NATS workers is reached through the owners of its shards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
+import contextlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
-import msgspec
+from msgspec import structs
 
-from stigmergy.agents.agent import Agent
 from stigmergy.agents.assignment import shown as few
-from stigmergy.agents.messages import Command, Event
 from stigmergy.app.cluster_client import Workers, find_workers
-from stigmergy.app.node_config import NodeConfig, open_bus, shown
-from stigmergy.app.registry import without_session
-from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
+from stigmergy.app.node_config import NodeConfig, open_bus, shown, without_session
 from stigmergy.base.errors import (
     ConfigError,
     JournalConflict,
@@ -41,34 +37,18 @@ from stigmergy.base.errors import (
     UnknownKind,
     error_named,
 )
-from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, data_of, read_event, write_structured
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import MEMBERS_COUNT_MAX, Member, locate, may_run, read_presence
 from stigmergy.bus.replies import ANSWER, QUERY, REFUSAL, STATE
 from stigmergy.bus.topics import AGENTS, Channel, Topics, check_level_name, parse_topic
-from stigmergy.clients.client import (
-    ANY_TOPIC,
-    REFUSED,
-    WITHIN_S,
-    WITHIN_S_MAX,
-    AgentT,
-    Client,
-    Watching,
-    all_agents,
-    check_kind,
-    checked_within,
-    typed_state,
-    verdict_of,
-)
+from stigmergy.clients.client import WITHIN_S, WITHIN_S_MAX, Client, Wanted, command_id_of
 from stigmergy.clients.remote import RemoteClient, Transport
-from stigmergy.control import protocol, replies
-from stigmergy.control.protocol import UnreadableReply
+from stigmergy.control.protocol import ObserveRequest, Request, SendRequest, StateRequest, trace_headers
+from stigmergy.control.replies import ObserveReply, SendReply, StateReply
 from stigmergy.network.watching import HistoryClient, NodesWatching, TopicWatching
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.intake import check_address, written
-from stigmergy.node.watching import read_start, read_watched
-from stigmergy.shard.inputs import Refused, Verdict
+from stigmergy.node.watching import Watching, read_start, read_watched
 
 AGAIN_S = 1.0
 AGAIN_S_MAX = 5.0
@@ -89,19 +69,18 @@ API_SCHEMES = (*HTTP, "grpc", "grpcs")
 OVER_HTTP = "connect to the fleet's API instead: https://… or grpcs://…"
 ELSEWHERE = (NotRunning, NotOwned, JournalConflict, JournalUnknown)
 """What a worker says that owns the shard no more, or is about to."""
-ReplyT = TypeVar("ReplyT")
+R = TypeVar("R")
 
 
 class BusClient(Client):
     """A client over a bus, or over NATS of a fleet on workers."""
 
     def __init__(self, url: str, fleet: str | Declaration, site: str, name: str, within_s: float) -> None:
+        super().__init__(within_s)
         self._url = url
         self._declared = fleet if isinstance(fleet, Declaration) else None
         self._fleet = check_level_name("fleet", fleet.name if isinstance(fleet, Declaration) else fleet)
         self._topics = Topics(self._fleet, check_level_name("site", site))
-        self._within_s = checked_within(within_s)
-        self._clock, self._entropy = SystemClock(), SystemEntropy()
         self._name = check_level_name("name", name or f"client-{self._entropy.token(NAME_BYTES).hex()}")
         self._bus: Bus | None = None
         self._workers: Workers | None = None
@@ -165,118 +144,55 @@ class BusClient(Client):
         while not self._bus.is_up:
             if isinstance(self._bus.last_error, ConfigError):
                 raise self._bus.last_error
-            await asyncio.sleep(PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):
+                    await self._up.wait()
         self._up.set()
 
     # ------------------------------------------------------------------ calls
 
-    async def send(
-        self,
-        address: str,
-        command: Command | str,
-        fields: Mapping[str, Any] | None = None,
-        *,
-        command_id: str | None = None,
-        within_s: float | None = None,
-    ) -> Verdict:
-        within_s = self._checked_call(address, within_s)
-        command_id = command_id or self._fresh_id()
-        event = self._event(address, command, fields, Command, command_id)
-        doubt = f"whether it is done is not known: send it again with command_id={command_id!r}"
+    async def _ask(
+        self, request: Request[R], within_s: float | None, about: str, doubt: str, body: bytes | None = None
+    ) -> R:
+        within_s = self._checked(within_s)
         if self._workers is not None:
-            asked = protocol.SendRequest(
-                agent=address, command=event.type.partition("@")[0], fields=_fields_of(event), command_id=command_id
-            )
-            try:
-                answer = await self._ask_workers(asked, within_s, address, doubt, command_id)
-                return verdict_of(answer.accepted, answer.position, answer.reason)
-            except UnreadableReply:
-                raise
-            except REFUSED as error:
-                return Refused(str(error))
-        said = await self._ask(address, Channel.COMMANDS, event, within_s, doubt)
-        return verdict_of(said["accepted"], said.get("position"), said.get("reason"))
+            return await self._ask_workers(_for_workers(request, body), within_s, about, doubt)
+        reply: object
+        asked: Any = request  # the checker takes a class of requests for one kind of reply only
+        match asked:
+            case SendRequest():
+                event = self._event(asked.agent, asked.command, asked.fields, body, asked.command_id or "")
+                event = structs.replace(event, extensions={**event.extensions, **trace_headers(asked)})
+                said = await self._request(asked.agent, Channel.COMMANDS, event, within_s, doubt)
+                after = str(said.get("after") or "")
+                reply = SendReply(said["accepted"], said.get("position"), said.get("reason"), after=after)
+            case ObserveRequest():
+                event = self._event(asked.agent, asked.event, asked.fields, body, self._fresh_id())
+                event = structs.replace(event, extensions={**event.extensions, **trace_headers(asked)})
+                # An event of a class has the right fields: nodes that know it once know it again.
+                is_known = body is not None and (asked.agent.partition("/")[0], event.type) in self._unrefused
+                await self._tell(asked.agent, event, within_s, 0.0 if is_known else REFUSED_S_MAX)
+                reply = ObserveReply()
+            case StateRequest(at=None):
+                event = CloudEvent(self._fresh_id(), self._source, QUERY, about, datacontenttype=JSON, data={})
+                said = await self._request(asked.agent, Channel.QUERIES, event, within_s, doubt)
+                known, shard, position, stopped = map(said.get, ("known", "shard", "position", "stopped"))
+                reply = StateReply(asked.agent, bool(known), shard or 0, position or 0, None, stopped, said["state"])
+            case StateRequest():
+                raise ConfigError(f"query(at={asked.at!r}): nodes on a bus tell the present only; {OVER_HTTP}")
+            case _:
+                raise ConfigError(f"{about}: nobody on a bus can be asked for this; {OVER_HTTP}")
+        return cast(R, reply)
 
-    async def observe(
-        self,
-        address: str,
-        event: Event | str,
-        fields: Mapping[str, Any] | None = None,
-        *,
-        within_s: float | None = None,
-    ) -> None:
-        """Tells an agent what was observed. Workers answer when it is kept as its type promises.
-
-        Over a bus no message says that it was taken: this waits until a node says that it runs the agent, and returns
-        when the broker has it. Raises NoAnswer if that takes too long, and what a node refuses it with: UnknownTag,
-        Malformed. A refusal is waited for a quarter of a second, each time for an event that is named by a text, and
-        once for each kind of agent and event class.
-        """
-        within_s = self._checked_call(address, within_s)
-        said = self._event(address, event, fields, Event, self._fresh_id())
-        if self._workers is not None:
-            observed = protocol.ObserveRequest(
-                agent=address, event=said.type.partition("@")[0], fields=_fields_of(said)
-            )
-            await self._ask_workers(observed, within_s, address, "whether it was taken is not known")
-            return
-        # An event of a class has the right fields: nodes that know it once know it again.
-        is_known = not isinstance(event, str) and (address.partition("/")[0], said.type) in self._unrefused
-        await self._tell(address, said, within_s, 0.0 if is_known else REFUSED_S_MAX)
-
-    @overload
-    async def query(self, address: str, *, at: int | str | None = None, within_s: float | None = None) -> Any: ...
-
-    @overload
-    async def query(
-        self, address: str, kind: type[AgentT], *, at: int | str | None = None, within_s: float | None = None
-    ) -> AgentT: ...
-
-    async def query(
-        self,
-        address: str,
-        kind: type[Agent] | None = None,
-        *,
-        at: int | str | None = None,
-        within_s: float | None = None,
-    ) -> Any:
-        within_s = self._checked_call(address, within_s)
-        check_kind(address, kind)
-        if at is not None and self._workers is None:
-            raise ConfigError(f"query(at={at!r}): nodes on a bus tell the present only; {OVER_HTTP}")
-        if self._workers is not None:
-            asked_for = protocol.StateRequest(agent=address, at=None if at is None else str(at))
-            state: Any = (await self._ask_workers(asked_for, within_s, address, "ask again")).state
-        else:
-            asked = CloudEvent(self._fresh_id(), self._source, QUERY, address, datacontenttype=JSON, data={})
-            state = (await self._ask(address, Channel.QUERIES, asked, within_s, "ask again"))["state"]
-        return state if kind is None else typed_state(address, state, kind)
-
-    def watch(
-        self,
-        topic: str = ANY_TOPIC,
-        *,
-        kind: type[Event] | type[Agent] | None = None,
-        agent: str | None = None,
-        after: str | None = None,
-        since: datetime | str | None = None,
-        latest: bool = False,
-    ) -> Watching:
-        """What agents publish from now on: `async for heard in far.watch("Cart/+/place")`.
-
-        A topic is the agent's kind, its name and what it calls the topic, `+` for any of them, `#` for all that
-        follow. With `kind`, an event class, only its events, made from it. At most 1,000 wait to be taken; of more the
-        oldest are dropped, and counted in `dropped`. On workers without a bus nobody could be heard: ConfigError is
-        raised where the first event is waited for.
-
-        With history nothing is dropped, missed or repeated: behind `after`, that of an event, or "start"; with what was
-        published `since` a time; or with the `latest` event of each topic. Then nodes are asked for their logs, and
-        NoAnswer is raised if none answers in time. What retention has dropped is said: LogCut is raised once, or,
-        without `after`, the node is in `truncated`.
-        """
+    def _watch(self, wanted: Wanted) -> Watching:
         if self._bus is None:
             raise NotRunning("the client is not open; use it inside async with")
-        (topics, kind), start = read_watched(topic, kind, agent), read_start(after, since, latest)
+        if wanted.node:
+            raise ConfigError(f"watch(node={wanted.node!r}): a bus is heard whole; leave it out, or name topics")
+        if wanted.area is not None:
+            raise ConfigError("watch(area=…): nobody on a bus knows where agents are; connect over HTTP or gRPC for it")
+        topics, kind = read_watched(wanted.topic, wanted.kind, wanted.agent)
+        start = read_start(wanted.after, wanted.since, wanted.latest)
         if start is None:
             watching: TopicWatching | NodesWatching = TopicWatching(
                 self._bus, f"{self._topics.root}/{AGENTS}/{_with_channel(topics)}", kind, self._check_heard
@@ -290,33 +206,12 @@ class BusClient(Client):
         self._watching.append(watching)
         return watching
 
-    async def agents(
-        self, kind: str | type[Agent] | None = None, *, where: Sequence[str] = (), within_s: float | None = None
-    ) -> list[str]:
-        if self._workers is None:
-            raise ConfigError(f"agents(): nobody on a bus knows all agents; {OVER_HTTP}")
-        checked_s = self._within_s if within_s is None else checked_within(within_s)
-        return await all_agents(
-            lambda request: self._ask_workers(request, checked_s, "agents()", "ask again"), kind, where
-        )
-
-    async def ask_view(self, request: protocol.ViewRequest) -> replies.ViewReply:
-        if self._workers is None:
-            raise ConfigError(f"view {request.view}: nobody on a bus can be asked for views; {OVER_HTTP}")
-        return await self._ask_workers(request, self._within_s, f"view {request.view}", "ask again")
-
     def members(self) -> list[Member]:
         return [self._members[node] for node in sorted(self._members)]
 
-    def _checked_call(self, address: str, within_s: float | None) -> float:
-        """How long a call may take; refuses what cannot be an address or a time."""
-        checked_s = self._within_s if within_s is None else checked_within(within_s)
-        check_address(address)
-        return checked_s
-
     # ------------------------------------------------------------------ over a bus
 
-    async def _ask(self, address: str, channel: Channel, event: CloudEvent, within_s: float, doubt: str) -> Any:
+    async def _request(self, address: str, channel: Channel, event: CloudEvent, within_s: float, doubt: str) -> Any:
         """Sends a request until it is answered."""
         message, again_s = self._message(address, channel, event), AGAIN_S
         future = self._begin_waiting(address, event.id)
@@ -479,17 +374,16 @@ class BusClient(Client):
 
     # ------------------------------------------------------------------ through workers
 
-    async def _ask_workers(
-        self, request: protocol.Request[ReplyT], within_s: float, address: str, doubt: str, command_id: str = ""
-    ) -> ReplyT:
+    async def _ask_workers(self, request: Request[R], within_s: float, about: str, doubt: str) -> R:
         assert self._workers is not None
+        command_id = command_id_of(request)
         try:
             async with asyncio.timeout(within_s):
                 return await self._workers.ask(request)
         except TimeoutError:
-            raise NoAnswer(f"{address}: no answer within {within_s:g} s; {doubt}", command_id=command_id) from None
+            raise NoAnswer(f"{about}: no answer within {within_s:g} s; {doubt}", command_id=command_id) from None
         except ELSEWHERE as error:
-            raise NoAnswer(f"{address}: {error}; {doubt}", command_id=command_id) from None
+            raise NoAnswer(f"{about}: {error}; {doubt}", command_id=command_id) from None
 
     async def _check_heard(self) -> None:
         """Refuses to listen to workers that have no bus: nothing would ever come. Raises ConfigError."""
@@ -514,24 +408,9 @@ class BusClient(Client):
     def _source(self) -> str:
         return f"/clients/{self._name}"
 
-    def _fresh_id(self) -> str:
-        return new_command_id(self._clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
-
-    def _event(
-        self,
-        address: str,
-        message: Command | Event | str,
-        fields: Mapping[str, Any] | None,
-        wanted: type[Command] | type[Event],
-        event_id: str,
-    ) -> CloudEvent:
-        if isinstance(message, str):
-            kind, content_type, data = message, JSON, msgspec.to_builtins(dict(fields or {}), str_keys=True)
-        else:
-            if fields is not None:
-                raise Malformed("fields=… are for a message that is named by a text; a message has its own")
-            kind, content_type, data = data_of(written(message, wanted))
-        return CloudEvent(event_id, self._source, kind, address, datacontenttype=content_type, data=data)
+    def _event(self, address: str, name: str, fields: Any, body: bytes | None, event_id: str) -> CloudEvent:
+        tag, content_type, data = (name, JSON, fields) if body is None else data_of(body)
+        return CloudEvent(event_id, self._source, tag, address, datacontenttype=content_type, data=data)
 
     def _message(self, address: str, channel: Channel, event: CloudEvent) -> BusMessage:
         return BusMessage(self._topics.of_agent(address, channel), write_structured(event), content_type=STRUCTURED)
@@ -566,7 +445,8 @@ def connect(
         raise ConfigError(f"connect(fleet={fleet!r}): give the name of the fleet, or the fleet itself")
     scheme = urlsplit(url).scheme
     if scheme in API_SCHEMES:
-        return RemoteClient(_open_transport(url, fleet, token, ca), shown(url), within_s)
+        named = fleet.name if isinstance(fleet, Declaration) else fleet or ""
+        return RemoteClient(_open_transport(url, fleet, token, ca), shown(url), within_s, named)
     if token is not None or ca is not None:
         raise ConfigError(f"connect({shown(url)!r}): a broker is told who you are in its URL; leave token= and ca= out")
     if fleet is None:
@@ -602,9 +482,14 @@ def _remember(known: dict[Any, None], one: Any) -> None:
         del known[next(iter(known))]
 
 
-def _fields_of(event: CloudEvent) -> dict[str, Any]:
-    if event.datacontenttype != JSON:
+def _for_workers(request: Request[R], body: bytes | None) -> Request[R]:
+    """A message for workers: by its name without the version, and with the fields that JSON can say exactly."""
+    if body is None:
+        return request
+    tag, content_type, data = data_of(body)
+    if content_type != JSON:
         raise Malformed(
-            f"{event.type} has a field that JSON cannot say (bytes, NaN, infinities); workers take such over their bus"
+            f"{tag} has a field that JSON cannot say (bytes, NaN, infinities); workers take such over their bus"
         )
-    return dict(event.data or {})
+    named = "command" if isinstance(request, SendRequest) else "event"
+    return structs.replace(request, fields=data, **{named: tag.partition("@")[0]})

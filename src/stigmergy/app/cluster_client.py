@@ -13,6 +13,8 @@ from base64 import b64decode
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from msgspec import Struct
+
 from stigmergy.base.errors import (
     ConfigError,
     JournalConflict,
@@ -26,7 +28,8 @@ from stigmergy.base.errors import (
 from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import FLEET, FleetShape, WorkerRecord, read_record
 from stigmergy.control import protocol
-from stigmergy.control.protocol import Reply, Request, read_refusal, read_reply, write_request
+from stigmergy.control.protocol import Reply, Request, note_missing, read_refusal, read_reply, write_request
+from stigmergy.control.replies import MissingPart
 from stigmergy.control.router import Answers, ControlRouter, close_answers
 from stigmergy.nats.naming import VIEWS
 from stigmergy.node.declaration import Declaration
@@ -68,6 +71,20 @@ RETRYABLE = (
 """Requests for which somebody waits until the shard has arrived."""
 
 
+class ClusterServer(Struct, frozen=True, omit_defaults=True):
+    """A server below a fleet on workers."""
+
+    name: str
+    is_up: bool
+    leads: bool = False
+    """Whether it places streams for all of them."""
+    version: str = ""
+    store_bytes: int | None = None
+    store_bytes_max: int | None = None
+    error: str = ""
+    """What it says is wrong."""
+
+
 class InDoubt(NotRunning):
     """Nobody answers any more, and somebody may have taken what was asked."""
 
@@ -96,16 +113,34 @@ class Workers:
             raise NotRunning("the answer ended before it began; ask again")
         return reply.ok
 
-    async def items(self, request: Request[R]) -> list[R]:
-        """All items of an answer that is a stream, of the shards that answer; raises as `ask` does."""
+    async def items(self, request: Request[R], missing: list[MissingPart] | None = None) -> list[R]:
+        """All items of an answer that is a stream, of the shards that answer; the others are added to `missing`. Raises
+        as `ask` does."""
         answers = await self.board.answer(request)
         found: list[R] = []
         try:
-            while (reply := await _next(answers, request)) is not None and reply.end is None:
+            while (reply := await _next(answers, request)) is not None:
                 found += [] if reply.item is None else [reply.item]
+                note_missing(reply, missing)
+                if reply.end is not None:
+                    break
         finally:
             await close_answers(answers)
         return found
+
+    async def servers(self) -> list[ClusterServer]:
+        """All servers, those that are down included. Raises LinkDown."""
+        from stigmergy.nats.servers.inspection import look_at_servers
+        from stigmergy.nats.servers.status import is_off
+
+        seen = await look_at_servers(self._link)
+        return [
+            ClusterServer(
+                *(one.name, one.is_up, one.leads, one.version, one.store_bytes, one.store_bytes_max),
+                is_off([one.name]) if one.is_off else one.error,
+            )
+            for one in seen.servers
+        ]
 
     async def check_bus(self) -> None:
         """Refuses to listen where agents are not heard: workers without a bus publish nothing. Where no worker is

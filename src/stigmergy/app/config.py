@@ -19,7 +19,12 @@
     copies = ["nats://hub:4222"]       # stores that the journal is copied to: nats://… · folder:path
     blobs = "nats://hub:4222"          # where large payloads are kept; else in a folder beside the journal
     views = "sqlite:fleet.views"       # where the rows of views are kept; else in a file beside the journal
+    metrics = ":9100"                  # where this node tells Prometheus what it measures
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
+
+    [log]
+    level = "warn"                     # the least that is written to stderr; see docs/logging.md
+    codes = { bus-down = { sample = 0.1 } }      # by the code of a message
 
     [settings]
     batch_events_max = 1000
@@ -38,6 +43,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.base.errors import ConfigError
+from stigmergy.diagnostics.lines import LogConfig
 from stigmergy.node.settings import Settings
 from stigmergy.uplink.rules import UplinkRule
 
@@ -81,9 +87,11 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     copies: tuple[str, ...] | str = ()
     """Stores that the journal is copied to, to be restored from when its disk is lost."""
     blobs: str | None = None
+    """The store of large payloads; a folder beside the journal, if nothing is said here."""
     views: str | None = None
     """Where the rows of the fleet's views are kept."""
-    """The store of large payloads; a folder beside the journal, if nothing is said here."""
+    metrics: str | None = None
+    """HOST:PORT of the page for Prometheus; none without it."""
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +99,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     fleet: FleetConfig = FleetConfig()
     settings: Settings | None = None
+    log: LogConfig = LogConfig()
 
 
 def read_config(path: Path) -> Config:
@@ -103,7 +112,10 @@ def read_config(path: Path) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}; see docs/configuration.md for what may be set") from None
-    return Config(fleet=_beside(config.fleet, path.parent), settings=_settings_beside(config.settings, path.parent))
+    if unknown := config.log.unknown_codes():
+        raise ConfigError(f"{path}: {unknown[0]!r} under [log.codes] is no code of a message; see docs/logging.md")
+    settings = _settings_beside(config.settings, path.parent)
+    return structs.replace(config, fleet=_beside(config.fleet, path.parent), settings=settings)
 
 
 def find_config(directory: Path) -> Config:

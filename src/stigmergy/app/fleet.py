@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as metadata_version
@@ -19,14 +18,23 @@ from stigmergy.app.copies import Copiers, check_copied, open_archive
 from stigmergy.app.feeds import checked_rings, open_rings
 from stigmergy.app.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
 from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
-from stigmergy.app.node_config import BUSES, NodeConfig, find_node_config, open_bus, open_ledger, open_levels, open_mesh
+from stigmergy.app.node_config import (
+    BUSES,
+    NodeConfig,
+    find_node_config,
+    make_registry,
+    open_bus,
+    open_exporter,
+    open_ledger,
+    open_levels,
+    open_mesh,
+)
 from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
-from stigmergy.app.registry import check_claims
+from stigmergy.app.profiled_process import profiled_process
 from stigmergy.app.views import open_view_store, views_url
 from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import HoldsFile, NewFile
 from stigmergy.audit.blob_references import JournalLog, ReferenceTeller
-from stigmergy.audit.directories import live_readings
 from stigmergy.audit.flight_journal import open_flight
 from stigmergy.audit.retention import RetentionHolds, Safeguards
 from stigmergy.audit.rotation import Rotation
@@ -37,9 +45,11 @@ from stigmergy.base.trust import Signer, Verifier
 from stigmergy.bus.port import Bus
 from stigmergy.claims.sqlite_file import inspect_ledger
 from stigmergy.control.live import Live
-from stigmergy.control.protocol import ControlEndpoint
+from stigmergy.control.node_router import NodeAnswers, NodeRouter
+from stigmergy.control.protocol import ControlEndpoint, ControlHandler
 from stigmergy.control.server import ControlService, NodeDescription
 from stigmergy.control.socket import ControlCall, ControlClient, ControlServer, answers_at
+from stigmergy.diagnostics.logger import Log
 from stigmergy.journal.port import Journal
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.keys.keyfile import (
@@ -54,15 +64,21 @@ from stigmergy.keys.keyfile import (
 from stigmergy.membership.udp import parse_url as read_mesh_url
 from stigmergy.network.blob_exchange import BlobExchange
 from stigmergy.network.bus_link import BusLink, Levels, describe_this_node
+from stigmergy.network.questions import Questions
+from stigmergy.network.registry import Registry
 from stigmergy.network.replication import Replication
 from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices, start_attached
 from stigmergy.node.host import Connections, Host, connections_of, open_host
 from stigmergy.node.needs import needs_of
+from stigmergy.node.profiling import Profiler
 from stigmergy.node.settings import Settings
+from stigmergy.traces.exporter import SpanExporter
 from stigmergy.uplink.rules import UplinkRule
 from stigmergy.views.service import HostLogs, ViewService
+
+_LOG = Log("start")
 
 
 class Fleet(Declaration):
@@ -178,7 +194,7 @@ class Running:
         check_copied(self.url, self.node_config.copies)
         self._blobs_url = blobs_url(self.node_config.blobs, self.url)
         self.say: Callable[[str], None] = _say_to_the_log
-        """Told what is worth a line at a start: that agents are compiled, or not heard. Set it before entering."""
+        """Told what is worth a line at a start, such as that nobody hears agents. Set it before entering."""
         self._threads = SystemThreads()
         self._link: BusLink | None = None
         self._host: Host | None = None
@@ -192,6 +208,8 @@ class Running:
         self._views: ViewService | None = None
         self._references: ReferenceTeller | None = None
         self._exchange: BlobExchange | None = None
+        self._questions: Questions | None = None
+        self._exporter: SpanExporter | None = None
         self._replication: Replication | None = None
 
     def _check_needs(self) -> None:
@@ -213,14 +231,14 @@ class Running:
     async def __aenter__(self) -> Live:
         self._check_needs()
         self._fleet.check_safe_actions()
-        self._fleet.prepare(self.say)
+        self._fleet.prepare(lambda text: _LOG.say("agents-compiled", text))
         entropy = SystemEntropy()
-        await check_claims(self.node_config, self._fleet.name, self._agents, entropy)
         bus = open_bus(self.node_config, self._fleet.name, entropy)
         key = NodeKey(self._key, self.url)
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards, shard_by=self._fleet.homes.key_name)
         try:
             key.check(journal)
+            registry = None if bus is None else await self._check_registry(journal, entropy)
             signer = key.signer
             path = journal_path(self.url)
             place = b"" if path is None else place_of(path)
@@ -234,9 +252,14 @@ class Running:
                 self._trust,
                 place=place,
                 agents=self._agents,
-                connect=lambda host: self._connect(host, signer, entropy, bus),
+                connect=lambda host: self._connect(host, signer, entropy, bus, registry),
+                claim=0 if registry is None else registry.epoch,
             )
             self._views = self._make_views(host)
+            self._exporter = open_exporter(host.settings.traces, self._fleet.name, self._copied_as)
+            host.trace_to(self._exporter, self._copied_as)
+            if self._views is not None and self._exporter is not None:
+                self._views.trace(self._exporter, host.clock.wall_ns)
             devices = Devices(host, self._threads)
             link, replication = self._link, self._replication
             key.keep()
@@ -256,6 +279,8 @@ class Running:
             self._feedings = RingReaders(host, open_rings(self.rings))
             if link is not None:
                 await self._exchange_blobs(host, link)
+                self._questions = Questions(link.make_mesh("ask"), entropy)
+                await self._questions.start()
                 await link.start()
             if replication is not None:
                 await replication.start()
@@ -267,7 +292,7 @@ class Running:
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
-        return Live(
+        live = Live(
             host,
             entropy,
             devices,
@@ -278,6 +303,17 @@ class Running:
             views=self._views,
             references=self._references,
         )
+        if self._questions is not None:
+            # Also a program without a control endpoint answers other nodes.
+            self._questions.answer = NodeAnswers(self._own_service(live, "", lambda: None), host).answer
+        return live
+
+    async def _check_registry(self, journal: Journal, entropy: Entropy) -> Registry:
+        """Looks for a node that has the agents or the name of this one. Raises ConfigError for one."""
+        registry = make_registry(self.node_config, self._fleet.name, self._agents, entropy)
+        registry.journal = "" if self.url.startswith("memory:") else f"{journal.identity.incarnation:x}"
+        await registry.check()
+        return registry
 
     def _make_views(self, host: Host) -> ViewService | None:
         """The fleet's views, which follow the log; from here on retention waits for them."""
@@ -285,14 +321,23 @@ class Running:
         if not fleet.views:
             return None
         store, logs = open_view_store(self._views_url), [HostLogs(fleet.name, host.feed)]
-        service = ViewService(fleet.name, fleet.views, store, logs, fleet.homes.of)
+        # Events of an agent that runs elsewhere are not in this log: to wait for them is refused.
+        service = ViewService(fleet.name, fleet.views, store, logs, host.intake.home_of)
         host.housekeeper.safeguards.views = service
         return service
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        parts = (self._exchange, self._references, self._views, self._copiers, self._devices, self._feedings)
+        parts = (
+            self._questions,
+            self._exchange,
+            self._references,
+            self._views,
+            self._copiers,
+            self._devices,
+            self._feedings,
+        )
         for part in (*parts, self._replication, self._link):
             if part is not None:
                 await part.stop()
@@ -306,11 +351,15 @@ class Running:
             await self._devices.close()
         if self._blobs is not None:
             await self._blobs.stop()
+        if self._exporter is not None:
+            await self._threads.run(self._exporter.close)
 
-    def _connect(self, host: Host, signer: Signer, entropy: Entropy, bus: Bus | None) -> Connections:
+    def _connect(
+        self, host: Host, signer: Signer, entropy: Entropy, bus: Bus | None, registry: Registry | None
+    ) -> Connections:
         """Makes the node's sides of its bus, of its peers and of its ledger, and what retention has to respect."""
         levels = open_levels(self.node_config, self._fleet.name, entropy)
-        self._link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels)
+        self._link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels, registry)
         self._replication = make_replication(host, signer, entropy, self.node_config, self._link)
         self._safeguards = make_safeguards(host, self.url, signer)
         self._blobs = BlobsAt(
@@ -328,7 +377,10 @@ class Running:
         """Gives blobs to other nodes on the bus, and takes theirs, where each has a store of its own."""
         if host.blobs is not None and self._blobs_url.startswith(("folder:", "memory:")):
             exchange = BlobExchange(
-                link.make_mesh("blobs"), host.blobs, lambda: [member.node for member in link.members()]
+                link.make_mesh("blobs"),
+                host.blobs,
+                lambda: [member.node for member in link.members()],
+                lambda: [member.node for member in link.presence.away()],
             )
             await exchange.start()
             self._exchange = exchange
@@ -352,6 +404,11 @@ class Running:
         return teller
 
     @property
+    def fleet(self) -> Declaration:
+        """What runs."""
+        return self._fleet
+
+    @property
     def _copied_as(self) -> str:
         """What this node's journal is called among the copies."""
         return f"{self.node_config.site}/{self.node_config.node}"
@@ -371,22 +428,43 @@ class Running:
         """Where the control endpoint is by default: beside the journal."""
         return control_path(self.url, self._fleet.name)
 
-    def service(self, live: Live, version: str, stop: Callable[[], None]) -> ControlService:
+    def service(
+        self,
+        live: Live,
+        version: str,
+        stop: Callable[[], None],
+        *,
+        role: str = "node",
+        metrics_url: Callable[[], str] = str,
+    ) -> ControlHandler:
         """Answers control requests about the running fleet; `stop` is called when a client asks for that."""
+        own = self._own_service(live, version, stop, role, metrics_url)
+        if self._questions is None or self._link is None:
+            return own
+        self._questions.answer = NodeAnswers(own, live.host).answer
+        return NodeRouter(own, live.host, self._link, self._questions)
+
+    def _own_service(
+        self,
+        live: Live,
+        version: str,
+        stop: Callable[[], None],
+        role: str = "node",
+        metrics_url: Callable[[], str] = str,
+    ) -> ControlService:
         if self._signer is None:
             raise NotRunning("the fleet does not run yet; enter it first")
-        node = NodeDescription(
-            version, shown_url(self.url), (self._signer.algorithm, self._signer.public_key), self._signer
-        )
-        return ControlService(live, verifier(), node, stop)
+        key = (self._signer.algorithm, self._signer.public_key)
+        node = NodeDescription(version, shown_url(self.url), key, self._signer, role=role, metrics_url=metrics_url)
+        return ControlService(live, verifier(), node, stop, Profiler(lambda: [live.host], profiled_process()))
 
-    def control(self, service: ControlService, path: Path) -> ControlServer:
+    def control(self, service: ControlHandler, path: Path) -> ControlServer:
         """The control endpoint of the running fleet, not yet listening."""
         return ControlServer(path, ControlEndpoint(service))
 
 
 def _say_to_the_log(sentence: str) -> None:
-    logging.getLogger("stigmergy").warning(sentence)
+    _LOG.say("start-notice", sentence)
 
 
 def _check_texts(**given: object) -> None:
@@ -412,7 +490,14 @@ def _check_lists(**given: object) -> None:
             raise ConfigError(f"{name}={texts!r}: give a list of texts, also for one alone")
 
 
-def make_link(host: Host, bus: Bus, entropy: Entropy, node_config: NodeConfig, levels: Levels | None = None) -> BusLink:
+def make_link(
+    host: Host,
+    bus: Bus,
+    entropy: Entropy,
+    node_config: NodeConfig,
+    levels: Levels | None = None,
+    registry: Registry | None = None,
+) -> BusLink:
     """The node's side of the bus."""
     site, node = node_config.site or "", node_config.node or ""
     return BusLink(
@@ -425,6 +510,7 @@ def make_link(host: Host, bus: Bus, entropy: Entropy, node_config: NodeConfig, l
         uplink=node_config.uplink,
         collects=node_config.collects,
         levels=levels,
+        registry=registry,
     )
 
 
@@ -463,7 +549,7 @@ def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
     if rule.archive is not None:
         archive = open_archive(rule.archive, host.declaration.name, host.clock)
         shards, wall_ns = host.shards, host.clock.wall_ns
-        signers, live = lambda: shards.signers.state.signers, live_readings(shards)
+        signers, live = lambda: shards.signers.state.signers, shards.reading
         archivist = Archiver(host.journal, archive, signer, wall_ns, signers, live=live)
     return Safeguards(find_holds(url), archivist, archive_or_drop=rule.archive_or_drop)
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
+from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.app.config import Config
 from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.errors import ConfigError
 from stigmergy.bus.port import Bus
-from stigmergy.bus.topics import safe_node_name
+from stigmergy.bus.topics import Topics, safe_node_name
 from stigmergy.claims.port import Ledger
 from stigmergy.membership.mesh import Mesh
 from stigmergy.network.bus_link import Levels
+from stigmergy.network.registry import QUIET_S, Registry
+from stigmergy.node.settings import TraceSettings
 from stigmergy.store.port import Store
+from stigmergy.traces.exporter import SpanExporter
 from stigmergy.uplink.rules import UplinkRule
 
 BUSES = "stigmergy.buses"
@@ -24,6 +30,10 @@ BUSES = "stigmergy.buses"
 MESHES = "stigmergy.meshes"
 LEDGERS = "stigmergy.ledgers"
 STORES = "stigmergy.stores"
+MQTT_SESSION_S = {"mqtt": 0, "mqtts": 0}
+NO_SESSION_S = {**MQTT_SESSION_S, "nats": 1, "tls": 1}
+"""How long a broker is to keep the session of a client that only looks, in seconds, by the scheme of its URL."""
+QUIET_MEMORY_S = 0.02
 
 
 class NodeConfig(Struct, frozen=True):
@@ -87,6 +97,35 @@ def open_bus(node_config: NodeConfig, fleet: str, entropy: Entropy) -> Bus | Non
     return _open_bus(node_config.bus, node_config, fleet, entropy)
 
 
+def make_registry(node_config: NodeConfig, fleet: str, agents: Sequence[str], entropy: Entropy) -> Registry:
+    """What looks for nodes with the agents or the name of this one, before it connects."""
+    url, node = node_config.bus or "", node_config.node or ""
+    without = re.sub(r"(?<=[?&])session_s=[^&]*&?", "", url)
+    looking = structs.replace(node_config, bus=without_session(without, NO_SESSION_S))
+
+    def open_client(name: str) -> Bus:
+        found = open_bus(structs.replace(looking, node=name or f"{node}:start"), fleet, entropy)
+        assert found is not None
+        return found
+
+    topics, in_memory = Topics(fleet, node_config.site or ""), url.startswith("memory:")
+    return Registry(
+        open_client,
+        topics,
+        node,
+        agents,
+        quiet_s=QUIET_MEMORY_S if in_memory else QUIET_S,
+        drops_sessions=not in_memory,
+        take_over=node_config.take_over,
+    )
+
+
+def without_session(url: str, seconds: Mapping[str, int] = MQTT_SESSION_S) -> str:
+    """The same broker, which is to keep nothing for a client that has left, or hardly anything."""
+    kept_s = seconds.get(urlsplit(url).scheme)
+    return url if kept_s is None or "session_s=" in url else f"{url}{'&' if '?' in url else '?'}session_s={kept_s}"
+
+
 def open_levels(node_config: NodeConfig, fleet: str, entropy: Entropy) -> Levels:
     """The buses to the levels above and below, where a node has such."""
     above = _open_bus(node_config.uplink_to, node_config, fleet, entropy)
@@ -118,6 +157,13 @@ def open_ledger(node_config: NodeConfig, fleet: str) -> Ledger | None:
         return None
     ledger: Ledger = _adapter("ledger", LEDGERS, node_config.ledger, "sqlite:ledger.db")(node_config.ledger, fleet)
     return ledger
+
+
+def open_exporter(settings: TraceSettings, fleet: str, instance: str) -> SpanExporter | None:
+    """Who sends spans to the collector that the settings name; None without one."""
+    if not settings.export:
+        return None
+    return SpanExporter(settings.export, settings.headers, fleet, instance, settings.queue_count_max)
 
 
 def check_store(url: str) -> None:

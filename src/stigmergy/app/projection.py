@@ -12,20 +12,23 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from stigmergy.app.node_config import open_exporter
 from stigmergy.app.parts import shown_url
 from stigmergy.app.views import open_view_store
 from stigmergy.app.workers import OPTIONS, cluster_address
 from stigmergy.audit.directories import Directories
 from stigmergy.base.errors import ConfigError, JournalForeign, LinkDown
-from stigmergy.base.system import SystemThreads
+from stigmergy.base.system import SystemClock, SystemThreads
 from stigmergy.control.protocol import ControlEndpoint
 from stigmergy.control.view_service import ViewsHandler
+from stigmergy.diagnostics.codes import Trouble
 from stigmergy.journal.port import Journal, JournalIdentity
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.journal import inspect_journals
 from stigmergy.nats.naming import VIEWS
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.feed import FeedPosition, FeedReader, FollowedLog
+from stigmergy.node.feed import FeedPosition, FeedReader, FollowedLog, log_name
+from stigmergy.node.settings import TraceSettings
 from stigmergy.views.service import ViewService
 
 if TYPE_CHECKING:
@@ -48,11 +51,16 @@ class ClusterLogs:
         self._url = url if named else f"{servers.rstrip('/')}/{fleet.name}{mark}{options}"
         self._link = link
         self._threads = SystemThreads(LOOKS_MAX)
+        self._log_names: dict[int, str] = {}
 
     @property
     def fleet(self) -> str:
         """Its name."""
         return self._declared.name
+
+    def log_of(self, shard: int) -> str:
+        """Known once the logs were looked at."""
+        return self._log_names.get(shard, "")
 
     async def first_positions(self) -> dict[int, int]:
         """As the streams say at present."""
@@ -90,9 +98,10 @@ class ClusterLogs:
         try:
             found = await self._threads.run(lambda: inspect_journals(self._url))
         except ConfigError as error:
-            raise LinkDown(f"{error}; workers make the logs when they start") from None
+            raise LinkDown(f"waits for workers, which make the logs when they start ({error})") from None
         try:
             logs = {log.identity.owned[0]: log for log in found}
+            self._log_names = {shard: log_name(log.identity.incarnation) for shard, log in logs.items()}
             identity, fleet = found[0].identity, self._declared
             if (identity.fleet, identity.shards) != (fleet.name, fleet.shards) or identity.part is None:
                 raise JournalForeign(
@@ -100,7 +109,9 @@ class ClusterLogs:
                     f"{fleet.name!r} has {fleet.shards}, with one log each on workers; name the right servers"
                 )
             if len(logs) < fleet.shards:
-                raise LinkDown(f"{len(logs)} of {fleet.shards} logs are there; workers make them when they start")
+                raise LinkDown(
+                    f"waits for workers, which make the logs when they start: {len(logs)} of {fleet.shards} are there"
+                )
             return await self._threads.run(lambda: use(logs))
         finally:
             for log in found:
@@ -110,7 +121,9 @@ class ClusterLogs:
 class ClusterProjection:
     """The views of some fleets, kept and answered by this process."""
 
-    def __init__(self, fleets: Sequence[Declaration], nats: str, store: str) -> None:
+    def __init__(
+        self, fleets: Sequence[Declaration], nats: str, store: str, traces: TraceSettings | None = None
+    ) -> None:
         if not any(fleet.views for fleet in fleets):
             raise ConfigError("no fleet here has views; list them in Fleet(…, views=[…])")
         self._fleets = tuple(fleets)
@@ -120,6 +133,7 @@ class ClusterProjection:
         self._logs: list[ClusterLogs] = []
         self._servers: list[NatsControlServer] = []
         self.services: list[ViewService] = []
+        self._exporter = open_exporter(traces or fleets[0].settings.traces, fleets[0].name, "views")
 
     async def __aenter__(self) -> ClusterProjection:
         """Connects, and begins to project."""
@@ -138,6 +152,8 @@ class ClusterProjection:
                 store = open_view_store(self._store_url)
                 service = ViewService(fleet.name, fleet.views, store, self._logs, fleet.homes.of)
                 self.services.append(service)
+                if self._exporter is not None:
+                    service.trace(self._exporter, SystemClock().wall_ns)
                 await service.start()
                 server = NatsControlServer(link, fleet.name, VIEWS, ControlEndpoint(ViewsHandler(service)))
                 await server.start()
@@ -156,8 +172,10 @@ class ClusterProjection:
             await service.stop()
         if self._link is not None:
             await self._link.close()
+        if self._exporter is not None:
+            await SystemThreads(1).run(self._exporter.close)
 
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """What does not work at present."""
         return [trouble for service in self.services for trouble in service.troubles()]
 

@@ -34,8 +34,9 @@ def views_url(given: str | None, journal: str) -> str:
     )
 
 
-def open_view_store(url: str) -> ViewStore:
-    """Opens the store that a URL names. One on a server is connected to when it is first needed."""
+def open_view_store(url: str, schema: str = "") -> ViewStore:
+    """Opens the store that a URL names. One on a server is connected to when it is first needed. `schema` is that of
+    the tables in PostgreSQL; else the connection says which."""
     if url.startswith(MEMORY):
         return MemoryViewStore()
     if url.startswith(SQLITE):
@@ -48,7 +49,7 @@ def open_view_store(url: str) -> ViewStore:
                 f"views {shown_url(url)!r}: the package {error.name!r} is not installed; "
                 'pip install "stigmergy[postgres]"'
             ) from None
-        return PostgresViewStore(url)
+        return PostgresViewStore(url, schema)
     scheme = url.partition(":")[0]
     for entry in entry_points(group=GROUP):
         if entry.name == scheme:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from msgspec import structs
 
@@ -22,7 +23,8 @@ from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import installed_version, make_link, verifier
 from stigmergy.app.keyring import SharedKey, read_key
-from stigmergy.app.node_config import NodeConfig, check_store, open_ledger
+from stigmergy.app.node_config import NodeConfig, check_store, open_exporter, open_ledger
+from stigmergy.app.profiled_process import profiled_process
 from stigmergy.audit.blob_references import ReferenceTeller
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads
@@ -46,6 +48,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
 from stigmergy.node.host import Host
 from stigmergy.node.needs import check_needs
+from stigmergy.node.profiling import Profiler
 from stigmergy.node.settings import Settings
 from stigmergy.store.port import KeyValue
 
@@ -78,8 +81,10 @@ class NatsWorker:
         name: str | None = None,
         upgrade: bool = False,
         tell: Tell = lambda *_: None,
+        metrics_url: Callable[[], str] = str,
     ) -> None:
         self._fleet = fleet
+        self._metrics_url = metrics_url
         self.address = cluster_address(url)
         self._key = key or (Path(config.fleet.key) if config.fleet.key else Path(f"{fleet.name}.key"))
         self._trusted = [read_key(text).key for text in (*config.fleet.trust, *trust)]
@@ -91,6 +96,7 @@ class NatsWorker:
         self._settings = config.settings or fleet.settings
         self._links: list[NatsLink] = []
         self._worker: Worker | None = None
+        self._backend: NatsClusterBackend | None = None
         check_surroundings(self._node_config, config, self._settings.retention.archive)
         has_bus, has_ledger = self._node_config.bus is not None, self._node_config.ledger is not None
         check_needs(fleet, url_beside(self.address), bus=has_bus, ledger=has_ledger)
@@ -118,6 +124,8 @@ class NatsWorker:
         for link in reversed(self._links):
             await link.close()
         self._links.clear()
+        if self._backend is not None:
+            await self._backend.close()
 
     async def _make(self, link: NatsLink, signer: Signer) -> Worker:
         from stigmergy.nats.store.store import NatsStore
@@ -131,7 +139,7 @@ class NatsWorker:
         for attachment in self._fleet.attachments:
             await attachment.open()
         worker = f"{self._name}-{os.getpid()}"
-        backend = NatsClusterBackend(
+        self._backend = backend = NatsClusterBackend(
             self._fleet,
             link,
             self._node_config,
@@ -141,6 +149,8 @@ class NatsWorker:
             self._connect,
             worker,
             bus_link=bus_link,
+            metrics_url=self._metrics_url,
+            member=self._member,
         )
         context = WorkerContext(
             declaration=self._fleet,
@@ -173,6 +183,11 @@ class NatsWorker:
                     self._tell("waits", {"reason": told})
                 await asyncio.sleep(JOIN_PAUSE_S)
 
+    def _member(self) -> str:
+        """The id under which it is a member, which is a new one each time that it joins; empty while it is none."""
+        membership = None if self._worker is None else self._worker.membership
+        return "" if membership is None else membership.me
+
     def stop(self) -> None:
         """Makes the worker hand over everything, and end."""
         if self._worker is not None:
@@ -203,8 +218,12 @@ class NatsClusterBackend:
         worker: str = "",
         *,
         bus_link: NatsLink | None = None,
+        metrics_url: Callable[[], str] = str,
+        member: Callable[[], str] = str,
     ) -> None:
         self._worker = worker
+        self._member = member
+        self._metrics_url = metrics_url
         self._fleet = fleet
         self._link = link
         self._bus_link = bus_link
@@ -215,6 +234,13 @@ class NatsClusterBackend:
         self._connect = connect
         self._threads = SystemThreads()
         self._blobs = self._open_blobs(settings)
+        self._exporter = open_exporter(settings.traces, fleet.name, worker)
+        self._hosts: WeakValueDictionary[int, Host] = WeakValueDictionary()
+        """By shard, for profiles. Nobody keeps a host, with all its agents, whose shard has moved away."""
+        self._profiler = Profiler(self._running, profiled_process(f"worker {worker}"))
+
+    def _running(self) -> list[Host]:
+        return [host for host in self._hosts.values() if host.failure is None]
 
     def _open_blobs(self, settings: Settings) -> BlobsAt:
         """The blobs of all shards of this worker: on the store that is named, else on the servers of the logs."""
@@ -232,6 +258,11 @@ class NatsClusterBackend:
         name, shown = self._fleet.name, self._link.address.shown
         return BlobsAt(shown, name, clock, self._threads, settings.blobs, store=store, open_other=connect)
 
+    async def close(self) -> None:
+        """Sends the spans that are left."""
+        if self._exporter is not None:
+            await self._threads.run(self._exporter.close)
+
     async def open_log(self, shard: int) -> ShardLog:
         """The log of a shard: a stream of its own."""
         from stigmergy.nats.journal.shard_log import open_shard_log
@@ -247,15 +278,18 @@ class NatsClusterBackend:
         from stigmergy.nats.peers import NatsPeerNetwork
 
         fleet, link = self._fleet, self._link
+        self._hosts[shard] = host
+        host.trace_to(self._exporter, self._worker)
         peers = PeerProcesses(host, NatsPeerNetwork(link, fleet.name, shard, lambda: claim))
         where = structs.replace(self._node_config, node=shard_node(shard))
         bus = self._open_bus(where, shard, claim)
         bus_link = None if bus is None else make_link(host, bus, self._entropy, where)
         key = (self._signer.algorithm, self._signer.public_key)
-        node = NodeDescription(installed_version(), link.address.shown, key, self._signer, self._worker)
+        about = (installed_version(), link.address.shown, key, self._signer, self._member() or self._worker)
+        node = NodeDescription(*about, role="worker", metrics_url=self._metrics_url)
 
         def control_server(live: Live) -> ShardControlServer:
-            service = LeasedService(ControlService(live, verifier(), node, self._stop), host.may_act)
+            service = LeasedService(ControlService(live, verifier(), node, self._stop, self._profiler), host.may_act)
             return NatsControlServer(link, fleet.name, shard, ControlEndpoint(service), lambda: claim)
 
         return ShardServices(

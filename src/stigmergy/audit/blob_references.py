@@ -16,6 +16,7 @@ from typing import Protocol
 
 from stigmergy.base.errors import StigmergyError, StoreConflict
 from stigmergy.base.tasks import end_tasks
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.journal.port import Journal, SnapshotPart, StoredCommit
 from stigmergy.shard.snapshot import PART_BYTES_MAX
 from stigmergy.store.blobs import Blobs
@@ -140,9 +141,9 @@ class ReferenceTeller:
         for log in logs:
             await log.close()
 
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """Why the store does not know our references."""
-        return [self.trouble] if self.trouble else []
+        return coded("blobs-unrecorded", [self.trouble])
 
     async def _live(self) -> None:
         while True:

@@ -19,12 +19,11 @@ from stigmergy.agents.messages import Effect, Keeping, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import AgentsEnrolled
 from stigmergy.audit.differences import ABSENT, Compared, Difference, effect_differences, shown_effect
-from stigmergy.audit.directories import ShardReading
 from stigmergy.shard.commit import NO_CAUSE, Commit, Owed
 from stigmergy.shard.commit_reader import BATCHED, Records, effects_of, runs_of, said_in
 from stigmergy.shard.draft import compared, pack_effect
 from stigmergy.shard.homes import Homes
-from stigmergy.shard.state import ShardState
+from stigmergy.shard.state import ShardReading, ShardState
 
 ROOM_BYTES = 4 * 1024 * 1024
 """For what a step makes; a longer run takes several."""

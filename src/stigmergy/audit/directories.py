@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from stigmergy.agents.columns import ColumnRun, Layout, Templates
 from stigmergy.audit.archive_port import CarriesDirectory
 from stigmergy.base.errors import JournalCorrupt, JournalError
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Commit, digest_commit, genesis_of, open_commit
 from stigmergy.shard.commit_reader import Reading, learn
 from stigmergy.shard.directory import Directory
-from stigmergy.shard.shard import Shards
 from stigmergy.shard.snapshot import PartsDigest, SnapshotHeader, names_in, read_header
-from stigmergy.shard.state import ShardState
 
 # What readers need of snapshots: the chain of their bases, and whether the log notes them.
 
@@ -74,38 +71,6 @@ def is_noted(journal: Journal, shard: int, position: int, digest: bytes) -> bool
 
 
 LiveReading = Callable[[int], Reading]
-
-
-class ShardReading:
-    """What a running shard knows, for readers of its log beside it."""
-
-    def __init__(self, state: ShardState) -> None:
-        self._state = state
-
-    def layout_of(self, run: ColumnRun) -> Layout:
-        """The layout of a run's records."""
-        return self._state.directory.layout_of(run)
-
-    def templates_of(self, digest: bytes) -> Templates:
-        """The templates with this digest."""
-        return self._state.directory.templates_of(digest)
-
-    def name(self, kind: str, number: int) -> str:
-        """The id of an agent."""
-        table = self._state.tables.get(kind)
-        if table is None or not 0 <= number < len(table):
-            return self._state.directory.name(kind, number)
-        return table.name(number)
-
-    def find(self, kind: str, name: str) -> int:
-        """The number of an agent."""
-        table = self._state.tables.get(kind)
-        return self._state.directory.find(kind, name) if table is None else table.find(name)
-
-
-def live_readings(shards: Shards) -> LiveReading:
-    """What the shards of a running node know."""
-    return lambda shard: ShardReading(shards[shard].state)
 
 
 class Directories:

@@ -1,8 +1,8 @@
-"""History: one agent as it was at a position or at a time, from the log, without disturbing a running node.
+"""History: one agent, or a whole shard, as it was at a position or at a time. A running node goes on beside it.
 
-Only the agent's own events are folded, so a query needs the memory of one agent; for a compiled one, of the table of
-its kind in its shard. It goes commit by commit, and its caller may do other work in between. Digests and the chain are
-checked on the way; signatures are not.
+To look at one agent only its own events are folded, so a query needs the memory of one agent; for a compiled one, of
+the table of its kind in its shard. To look at a shard needs the memory of a shard. It goes commit by commit, and its
+caller may do other work in between. Digests and the chain are checked on the way; signatures are not.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stigmergy.agents.messages import spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import SHARD_ADDRESS, AgentsEnrolled, ColumnsDeclared
 from stigmergy.audit.directories import is_noted, read_chain
+from stigmergy.audit.listing import readable_time
 from stigmergy.base.errors import Bug, ConfigError, FoldMismatch, JournalCorrupt, NotOwned
 from stigmergy.journal.port import Journal, StoredCommit, homes_of
 from stigmergy.journal.recovery import new_state
@@ -54,13 +55,15 @@ class Moment(Struct, frozen=True):
 
 
 class PastState(Struct, frozen=True):
-    """What was seen: the agent, and the commit up to which it was folded. `known`: it had had an input by then."""
+    """What was seen: the agent, and the commit up to which it was folded. `known`: it had had an input by then.
+    `stopped`: why its supervision had stopped it."""
 
     agent: Any
     known: bool
     shard: int
     position: int
     time_ns: int
+    stopped: str | None = None
 
 
 def check_kept(journal: Journal, address: str, shard: int) -> None:
@@ -112,12 +115,32 @@ class History:
             commit = _opened(shard, stored)
             apply(state, narrowed(commit, address, state), stored.sealed.digest)
             yield None
-        agent = _agent_in(state, address)
+        agent = agent_in(state, address)
         seen = state.new_agent(address, plan) if agent is None else agent
-        yield PastState(seen, agent is not None, shard, state.position, state.time_ns)
+        stopped = state.stopped.get(address)
+        yield PastState(seen, agent is not None, shard, state.position, state.time_ns, stopped)
+
+    def fold_slowly(self, shard: int, moment: Moment, earlier: ShardState | None = None) -> Iterator[ShardState | None]:
+        """A whole shard at that moment, in small pieces: yields None after each commit, and at last the state. One that
+        was folded to an earlier moment is folded on, and is used up."""
+        self._check_reached(shard, moment)
+        state = earlier
+        if state is None or moment.before(state.position, state.time_ns):
+            state = yield from self._begin(shard, "", moment)
+        for stored in self._journal.read(shard, after=state.position):
+            if moment.before(stored.sealed.position, stored.sealed.time_ns):
+                break
+            apply(state, _opened(shard, stored), stored.sealed.digest)
+            yield None
+        yield state
 
     def _new_state(self, shard: int, address: str) -> ShardState:
         """A shard in which only the kind of this agent may be compiled: nobody else's table is needed."""
+        if not address:
+            for plan in self._plans.values():
+                if plan.engine is not None:
+                    plan.engine.prepare(self._say)
+            return new_state(self._journal.identity, shard, self._plans, self._limits)
         kind = address.partition("/")[0]
         plans = {
             name: plan if name == kind or plan.engine is None else structs.replace(plan, engine=None)
@@ -136,7 +159,8 @@ class History:
             raise ConfigError(f"position {moment.position}: the log of shard {shard} goes from 0 to {head}; give one")
 
     def _begin(self, shard: int, address: str, moment: Moment) -> Generator[None, None, ShardState]:
-        """Loads the newest snapshot before the moment that counts; none is needed if the log is whole."""
+        """Loads the newest snapshot before the moment that counts, of one agent or of all; none is needed if the log is
+        whole."""
         for position in reversed(self._journal.snapshots(shard)):
             if moment.position is not None and position > moment.position:
                 continue
@@ -159,13 +183,29 @@ class History:
                 f"shard {shard}: the log begins at position {first}, what was before has been dropped, and no snapshot "
                 "is left of that time; look at a later moment, or at an older copy of the journal"
             )
+        if address and (begin_ns := self.late_begin_ns(shard, moment)) is not None:
+            raise ConfigError(
+                f"shard {shard}: this log begins at {readable_time(begin_ns)}, later than you ask for; "
+                "an agent that was here before is in an older journal: look there, or at a later moment"
+            )
         return self._new_state(shard, address)
+
+    def late_begin_ns(self, shard: int, moment: Moment) -> int | None:
+        """When the log of a shard begins, if that is later than the moment."""
+        if moment.time_ns is None or self._journal.first_position(shard) != 1:
+            return None
+        begin = next(iter(self._journal.read(shard, after=0)), None)
+        return begin.sealed.time_ns if begin is not None and begin.sealed.time_ns > moment.time_ns else None
 
     def _load(self, state: ShardState, address: str, headers: list[SnapshotHeader]) -> Iterator[None]:
         """Takes the agent, and only it, out of a snapshot and those it adds to; of a compiled one all of its kind."""
         for header in headers:
             parts = self._journal.read_snapshot(state.shard, header.tables.position)
             for part in islice(parts, 1, None):
+                if not address:
+                    load_agents(state, header, part.body)
+                    yield None
+                    continue
                 if kind_of_part(part.body) not in ("", address.partition("/")[0]):
                     continue
                 kept = state.agents.get(address)
@@ -241,7 +281,7 @@ def _own_records(runs: Sequence[ColumnRun], number: int) -> Iterator[ColumnRun]:
             )
 
 
-def _agent_in(state: ShardState, address: str) -> Any:
+def agent_in(state: ShardState, address: str) -> Any:
     """The agent as it was folded; None if it was not there."""
     table, number = state.table_at(address)
     if table is None:
@@ -272,3 +312,9 @@ def read_moment(text: str) -> Moment:
     if moment.tzinfo is None:
         raise ConfigError(f"{text!r} has no time zone; write {text}Z for UTC, or its distance like {text}+02:00")
     return Moment(time_ns=(moment - _EPOCH) // _MICROSECOND * 1000)
+
+
+def read_at(text: str) -> Moment:
+    """A moment to look at. Times are shown in microseconds: at the time of an event, the event has happened."""
+    moment = read_moment(text)
+    return moment if moment.time_ns is None else Moment(time_ns=moment.time_ns + 999)

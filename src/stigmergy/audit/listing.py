@@ -22,7 +22,7 @@ from stigmergy.audit.directories import Directories, LiveReading
 from stigmergy.base.errors import ConfigError, JournalCorrupt
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import NO_CAUSE, Answer, Commit, Owed, open_commit
-from stigmergy.shard.commit_reader import KeptEvent, Reading, Records, effects_of, runs_of
+from stigmergy.shard.commit_reader import KeptEvent, Reading, Records, effects_of, index_of_cause, runs_of
 from stigmergy.shard.directory import Directory
 from stigmergy.shard.forwarding import FORWARD, read_forwarded
 from stigmergy.shard.outbox import read_told
@@ -207,7 +207,8 @@ def list_commit(
     """
     reading = Directory() if reading is None else reading
     effects = effects_of(commit, reading)
-    answers = deque(commit.answers)
+    answers = deque(one for one in commit.answers if one.at >= 0)
+    to_compiled = deque(one for one in commit.answers if one.at < 0)
     answered: Answer | None = None
     index = 0
     for run in commit.runs:
@@ -216,21 +217,34 @@ def list_commit(
                 answered = answers.popleft()
                 yield _answer_entry(commit, answered, index, run.source)
             address, body = commit.events[index]
-            causing = answered if answered and not answered.refused and answered.agent == address else None
-            cause = Cause(run.source, tag_of(causing.command) if causing else "", _id(causing))
             kept = KeptEvent(index, address, tag_of(body), body, run.time_ns, run.source)
-            yield _event_entry(commit, kept, cause, effects.get(index, ()))
+            yield _event_entry(commit, kept, _cause(kept, answered), effects.get(index, ()))
             index += 1
         answered = None
     for answer in answers:
         yield _answer_entry(commit, answer, index, commit.runs[-1].source)
     chosen = _chosen_records(commit, reading, agent, type, effects)
+    of_run: Records | None = None
     for records, place, number, form in chosen if newest is None else deque(chosen, newest):
         kept = records.kept(place, number, form)
-        yield _event_entry(commit, kept, Cause(kept.source), effects.get(kept.index, ()))
+        if records is not of_run:
+            of_run, answered = records, None
+        while to_compiled and index_of_cause(commit, to_compiled[0].at) <= kept.index:
+            answered = to_compiled.popleft()
+            yield _answer_entry(commit, answered, index_of_cause(commit, answered.at), kept.source)
+        yield _event_entry(commit, kept, _cause(kept, answered), effects.get(kept.index, ()))
+    for answer in to_compiled:
+        yield _answer_entry(commit, answer, index_of_cause(commit, answer.at), commit.runs[-1].source)
     loose = [cause for cause in sorted(effects) if cause == NO_CAUSE or cause >= commit.events_count]
     for owed in [one for cause in loose for one in effects[cause]]:
         yield _effect_entry(commit, owed, commit.events_count)
+
+
+def _cause(kept: KeptEvent, answered: Answer | None) -> Cause:
+    """What an event came from: its source, and the command of its agent that was answered before it."""
+    if answered is None or answered.refused or answered.agent != kept.address:
+        return Cause(kept.source)
+    return Cause(kept.source, tag_of(answered.command), answered.command_id)
 
 
 def _chosen_records(
@@ -335,7 +349,3 @@ def _timer_fields(body: bytes) -> Any:
     except (JournalCorrupt, OverflowError):  # what is no timer, or due before or after all calendars
         return readable_fields(body)
     return {"name": timer.name, "due": due, **({"follows_wall": True} if timer.follows_wall else {})}
-
-
-def _id(answer: Answer | None) -> str:
-    return answer.command_id if answer is not None else ""

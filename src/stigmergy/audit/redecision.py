@@ -30,7 +30,6 @@ from stigmergy.audit.differences import (
     name_of,
     shown_effect,
 )
-from stigmergy.audit.directories import ShardReading
 from stigmergy.audit.verification import loose_actions
 from stigmergy.base.errors import PeerError, UnknownKind
 from stigmergy.crdt.delta import read_delta
@@ -40,8 +39,9 @@ from stigmergy.shard.dispatch import REACTIONS_BYTES_MAX, decided_events, decode
 from stigmergy.shard.draft import collect, compared, is_tell_back, pack_effects
 from stigmergy.shard.forwarding import LATE
 from stigmergy.shard.homes import Homes
-from stigmergy.shard.state import ShardState, evolve_event, fold_fact
+from stigmergy.shard.state import ShardReading, ShardState, evolve_event, fold_fact
 from stigmergy.shard.timers import WINDOW_PREFIX, read_timer
+from stigmergy.workflows.messages import RunBegan, is_decided
 
 # The id under which an agent wrote to its shared fields, taken from a commit: the key behind it is not available here.
 
@@ -61,6 +61,12 @@ def replica_in(commit: Commit, address: str, otherwise: Callable[[str], bytes]) 
 HANDLER_FAILED = "the handler failed: "
 """How the answer to a command begins whose handler raised; the event that says so is compared instead."""
 NO_ROOM = ": this shard has "
+
+
+def _began_on_older(agent_plan: AgentPlan, recorded: bytes, today: Any) -> bool:
+    """Whether a run began on a version of its workflow that is not the newest today: it ends on that one."""
+    was = agent_plan.decode_kept(recorded) if isinstance(today, RunBegan) else None
+    return isinstance(was, RunBegan) and was.version < today.version
 
 
 class Redecision:
@@ -129,15 +135,7 @@ class Redecision:
             return
         if index not in self._claimed:
             self._found.observed[name_of(body)] = None
-        if isinstance(event, InputFailed):
-            if self._may_have_changed(address):
-                self._found.skip("failures of agents that were compiled then, in a commit with records of theirs")
-            else:
-                self._failure(index, address, agent_plan, agent, event, run.time_ns)
-        elif isinstance(event, AgentStopped):
-            self._stopped[address] = event.reason
-        elif isinstance(event, AgentResumed):
-            self._stopped.pop(address, None)
+        self._supervised(index, address, event, run.time_ns)
         self._fold_and_react(index, address, agent_plan, agent, event, body, run.time_ns)
 
     def _is_compiled(self, address: str) -> bool:
@@ -145,23 +143,28 @@ class Redecision:
 
     def _compiled_event(self, index: int, address: str, body: bytes, run: EventRun) -> None:
         """What the framework says of a compiled agent; or an event of the time when it was not compiled."""
-        agent_plan, agent = self._agent(address)
         try:
-            event = agent_plan.decode_kept(body)
+            event = self._agent(address)[0].decode_kept(body)
         except Exception as error:
             self._lose(index, address, body, error)
             return
+        if event is not None and not self._supervised(index, address, event, run.time_ns):
+            self._found.skip("events of compiled agents from before they were compiled: they are folded, nothing more")
+
+    def _supervised(self, index: int, address: str, event: Message, time_ns: int) -> bool:
+        """Takes what supervision says of an agent; False for any other event."""
         if isinstance(event, InputFailed):
             if self._may_have_changed(address):
-                self._found.skip("failures of compiled agents in a commit with other events of theirs")
+                self._found.skip("failures of agents in a commit with records of theirs")
             else:
-                self._failure(index, address, agent_plan, agent, event, run.time_ns)
+                self._failure(index, address, *self._agent(address), event, time_ns)
         elif isinstance(event, AgentStopped):
             self._stopped[address] = event.reason
         elif isinstance(event, AgentResumed):
             self._stopped.pop(address, None)
-        elif event is not None:
-            self._found.skip("events of compiled agents from before they were compiled: they are folded, nothing more")
+        else:
+            return False
+        return True
 
     def _may_have_changed(self, address: str) -> bool:
         """Whether the commit has records of an agent that is, or was, compiled: which of them came before something
@@ -304,6 +307,9 @@ class Redecision:
             self._compare_records(answer, index, agent_plan, kept)
             return
         recorded = self._recorded_for(answer, run, index)
+        if recorded and kept and _began_on_older(agent_plan, recorded[0], kept[0][0]):
+            self._found.skip("runs that began on an older version of their workflow")
+            return
         for number in range(max(len(kept), len(recorded))):
             place = index + number
             which = f"event {number + 1} of {what}"
@@ -369,7 +375,8 @@ class Redecision:
         for place in range(index, end):
             address, body = self._commit.events[place]
             tag = tag_of(body)
-            if address != answer.agent or (tag.startswith("stigmergy.") and tag != WRITTEN):
+            said = tag.startswith("stigmergy.") and tag != WRITTEN and not is_decided(tag)
+            if address != answer.agent or said:
                 break
             self._claimed[place] = None
             recorded.append(body)

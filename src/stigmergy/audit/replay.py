@@ -20,7 +20,7 @@ from stigmergy.audit.column_redecision import Restepping
 from stigmergy.audit.differences import Compared, Difference, shortened
 from stigmergy.audit.directories import read_chain
 from stigmergy.audit.redecision import Redecision
-from stigmergy.base.errors import FoldMismatch, JournalCorrupt, JournalError, RecoveryError
+from stigmergy.base.errors import DefinitionError, FoldMismatch, JournalCorrupt, JournalError, RecoveryError
 from stigmergy.base.trust import Verifier
 from stigmergy.journal.port import Journal, StoredCommit, homes_of
 from stigmergy.journal.recovery import Recovery, new_state
@@ -130,9 +130,20 @@ class _ShardReplay:
             yield self._found.commits
         if self._unnoted:
             self._found.skip("snapshots that were never finished", len(self._unnoted))
+        self._check_agents(state)
         self._found.agents += state.agents_count
         if not self._lost:
             self._found.digests[self._shard] = digest_of_state(state).hex()
+
+    def _check_agents(self, state: ShardState) -> None:
+        """Says which agents a start would refuse to go on with."""
+        for address, agent in state.agents.items():
+            check = state.plan_of[type(agent)].check
+            try:
+                if check is not None:
+                    check(agent)
+            except DefinitionError as error:
+                self._differ("fold", state.position, address, "the start of a node", "goes on", str(error))
 
     def _begin(self) -> ShardState:
         """The state before the first commit that is kept: from the oldest snapshot, where what was before is gone."""

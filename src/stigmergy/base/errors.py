@@ -3,11 +3,13 @@
 StigmergyError
 ├── DefinitionError        an agent or message class is wrong: mend the class
 ├── ConfigError            a setting, URL or command line is wrong: mend it
+│   └── ReadOnlyLog        a log that is played back takes nothing: send it to a running node
 ├── PeerError              somebody else's fault: refuse it, count it, go on
 │   ├── Malformed          bytes that do not decode
 │   ├── UnknownTag         a message this agent has no handler for
 │   ├── UnknownKind        an agent kind this fleet does not have
 │   ├── NotAssigned        an agent that this node does not run: send it where it runs
+│   │   └── Unreachable    its node is away, or cannot be known without a link: try again later
 │   ├── TooLarge           over a stated limit
 │   ├── SequenceGap        a source skipped numbers and the wait for them is over
 │   ├── StaleEpoch         an owner that has been replaced still speaks
@@ -73,6 +75,10 @@ class ConfigError(StigmergyError):
     """A setting, URL or command line is wrong."""
 
 
+class ReadOnlyLog(ConfigError):
+    """A log that is played back takes no commands, and trying again is of no use; nothing was taken."""
+
+
 class PeerError(StigmergyError):
     """Somebody else's fault. Refused, counted, and we go on."""
 
@@ -91,6 +97,10 @@ class UnknownKind(PeerError):
 
 class NotAssigned(PeerError):
     """An agent that this node is not told to run; nothing was taken."""
+
+
+class Unreachable(NotAssigned):
+    """An agent that this node does not run, and whose node cannot be reached now. Nothing was taken: try again."""
 
 
 class TooLarge(PeerError):

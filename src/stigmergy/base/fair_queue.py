@@ -74,6 +74,10 @@ class FairQueue(Generic[ItemT]):
         """Puts an item before the others of its source."""
         self._flow(source, cost).items.appendleft((cost, item))
 
+    def first(self) -> ItemT | None:
+        """The next item, if nothing is held; None for an empty queue."""
+        return self._flows[self._ring[0]].items[0][1] if self._ring else None
+
     def pop(self) -> tuple[str, ItemT]:
         """The next item, and whose it is. Only while `is_ready`."""
         passed = 0

@@ -61,8 +61,9 @@ def place_of(path: Path) -> bytes:
 class SystemThreads:
     """The Threads port. Threads are made when they are needed, kept, and no reason for a process to live on."""
 
-    def __init__(self, count_max: int = THREADS_COUNT_MAX) -> None:
+    def __init__(self, count_max: int = THREADS_COUNT_MAX, name: str = "stigmergy") -> None:
         self._count_max = count_max
+        self._name = name
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]]] = queue.SimpleQueue()
         self._count = 0
         self._busy = 0
@@ -74,7 +75,7 @@ class SystemThreads:
         if self._busy > self._count and self._count < self._count_max:
             self._count += 1
             # The interpreter waits for the threads of an executor when it ends, however long they hang.
-            threading.Thread(target=self._work, name=f"stigmergy-{self._count}", daemon=True).start()
+            threading.Thread(target=self._work, name=f"{self._name}-{self._count}", daemon=True).start()
         self._calls.put((call, future))
         return future
 
@@ -100,6 +101,29 @@ class SystemThreads:
         else:
             # What ends programs and loops must not end ours from a sensor's thread.
             future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def written_by_thread(begin: str = "") -> dict[str, int]:
+    """Bytes that threads of this process had the kernel write to disks, in whole pages, by the names of those that are
+    alive and are called so at the beginning; what all others wrote is under no name. Empty where Linux does not count
+    it."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        rest = _written_by("self") if not begin else 0
+        for thread in threading.enumerate():
+            if thread.name.startswith(begin):
+                with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                    size_bytes = _written_by(f"self/task/{thread.native_id}")
+                    found[thread.name] = found.get(thread.name, 0) + size_bytes
+                    rest -= size_bytes
+        if not begin:
+            found[""] = max(0, rest)
+    return found
+
+
+def _written_by(whom: str) -> int:
+    with open(f"/proc/{whom}/io", "rb") as file:
+        return int(file.read().partition(b"\nwrite_bytes: ")[2].split()[0])
 
 
 def make_process_ours(*, large_commits: bool = False) -> None:

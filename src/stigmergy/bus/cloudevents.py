@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from stigmergy.agents.codec import UNDECODABLE
 from stigmergy.base.errors import Malformed, TooLarge
+from stigmergy.shard.tracing import TraceContext, read_context, write_parent, write_state
 
 # Reads untrusted JSON: ambiguous input is refused, and everything is bounded. Python's own reader accepts repeated
 # keys, NaN, infinities, numbers of any size and nesting up to its stack; this one does not.
@@ -141,6 +142,16 @@ class CloudEvent(Struct, frozen=True):
         if _NUMBER.fullmatch(text) is None or int(text) >= 2**63:
             raise Malformed(f"the attribute {name}={text[:40]!r} is not a non-negative number")
         return int(text)
+
+
+def trace_of(event: CloudEvent) -> TraceContext | None:
+    """The trace context of an event: the extension for distributed tracing."""
+    return read_context(event.text("traceparent"), event.text("tracestate"))
+
+
+def trace_attributes(context: TraceContext) -> dict[str, str]:
+    """The extension attributes for a trace context."""
+    return {"traceparent": write_parent(context), "tracestate": write_state(context)}
 
 
 # ---------------------------------------------------------------------- structured

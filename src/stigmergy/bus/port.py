@@ -23,6 +23,8 @@ HANDLED_COUNT_MAX = 256
 """Messages of one pattern that may be with its handler at the same time, not yet acknowledged."""
 HANDLED_PER_SOURCE_MAX = HANDLED_COUNT_MAX // 2
 """The most of one source: there is always room for another one."""
+UP, LOCAL_ONLY, NO_BUS = "up", "local-only", "none"
+"""The states of a node's link to its bus, as its status says them."""
 
 
 class BusMessage(Struct, frozen=True):

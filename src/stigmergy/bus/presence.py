@@ -2,7 +2,10 @@
 
 A node announces itself on its own retained topic, and again at intervals; its will announces that it is gone. Members
 are known only from these announcements: one that is silent for too long is gone, by our own clock, whatever its clock
-or the broker says. If two running nodes use one name, it is detected and counted, until the other falls silent.
+or the broker says.
+
+Two nodes with the same agent, or with one name and two journals, are *rivals*: both would decide the same commands. One
+of them stays off the bus, the one with the lower epoch, and says so in its announcement.
 
 Nothing here is durable. After a start all members are announced again; `MembersReset` comes first, so that an agent
 forgets those that left meanwhile.
@@ -12,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from stigmergy.agents.assignment import Assignment, shown
+from stigmergy.agents.assignment import ANY, Assignment, shown
 from stigmergy.agents.messages import Event, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import FrameworkEvent
@@ -30,6 +32,7 @@ from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, read_event, 
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.quotas import Quotas
 from stigmergy.bus.topics import Channel, Topics, parse_topic
+from stigmergy.diagnostics.logger import Log
 
 SECOND_NS = 1_000_000_000
 MEMBERS_COUNT_MAX = 10_000
@@ -42,11 +45,14 @@ PRESENCE_BYTES_MAX = 48 * 1024
 HEARD_BURST = 30
 HEARD_PER_BEAT = 4
 """How many announcements a node may make at once, and in the time between two heartbeats."""
+OFF_CHARS_MAX = 400
 TWINS_COUNT_MAX = 16
+TWIN_GONE_S = 5.0
+"""A node with our name that has left counts for so long: two that take the session from each other come back."""
 PRESENT = "stigmergy.NodePresent@1"
 ASKED_MAX = 1_000
 """The most members searched for an agent: every refusal does a search. And the most that are remembered when away."""
-log = logging.getLogger("stigmergy.presence")
+log = Log("presence")
 
 
 class Member(Struct, frozen=True):
@@ -74,6 +80,10 @@ class Member(Struct, frozen=True):
 
     shards_run: tuple[str, ...] = ()
     """Of an owner of some shards: the agents that all owners together run, as their configuration names them."""
+    journal: str = ""
+    """Tells its journal from others; a restored copy has another one. Empty for one in memory, or if unsaid."""
+    off: str = ""
+    """Why it takes nothing from the bus: another node has its agents, or its name. Empty: it is on the bus."""
 
     @property
     def assignment(self) -> Assignment | None:
@@ -143,21 +153,56 @@ class Presence:
         self._said: dict[str, tuple[bytes, Member]] = {}
         """By topic: the last announcement of a present member, and its meaning."""
         self._members_bytes = 0
-        self._absent: dict[str, Member] = {}
-        """Nodes that left and name their agents, as they last announced themselves: those agents are still theirs."""
+        self._absent: dict[str, tuple[Member, int]] = {}
+        """Nodes that left and name their agents, as they last announced themselves: those agents are still theirs. Each
+        with the time when we heard of it."""
+        self._left: dict[str, int] = {}
+        """All nodes that are away, with the times when we heard of it: those in `_absent`, and those without names of
+        agents that left in this run."""
+        self._off: dict[str, tuple[Member, int]] = {}
+        """Nodes that stay off the bus, with the times of their last announcements."""
+        self.on_rival: Callable[[Member], None] = lambda _: None
+        """Called with a node that has our agents, or our name, and goes before us."""
         self._task: asyncio.Task[None] | None = None
         self._saying: asyncio.Task[None] | None = None
         self._leaving = False
         self._twins: dict[str, tuple[int, int]] = {}
-        """Other runs that use our name, with the times of their first and last announcements."""
-        self.conflict: str = ""
-        """About another node with our name, if there is one."""
+        """Other runs that use our name, with the times of their first announcements and until when they count."""
+        self._conflict = ""
+        self._up_ns: int | None = None
+        """Since when the link is up."""
+        self._has_heard_all = False
+        self._has_heard_us = False
+        self.is_late = False
+        """There was no link at the start, or it was lost. The broker may have forgotten everything then: others say it
+        again."""
         self.counters = PresenceCounters()
+
+    @property
+    def conflict(self) -> str:
+        """About another node with our name, if there is one now."""
+        now_ns = self._monotonic_ns()
+        return self._conflict if any(until_ns >= now_ns for _, until_ns in self._twins.values()) else ""
 
     @property
     def will(self) -> BusMessage:
         """What the broker publishes when we are gone."""
         return self._message(msgspec.structs.replace(self._spoken, online=False))
+
+    @property
+    def me(self) -> Member:
+        """What we say of ourselves."""
+        return self._spoken
+
+    def said_off(self, off: str, *, online: bool) -> BusMessage:
+        """The announcement of a node that stays off the bus."""
+        return self._message(msgspec.structs.replace(self._spoken, off=off[:OFF_CHARS_MAX], online=online))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """We have taken over agents of nodes with lower epochs: from now on we go before them."""
+        if epoch > self._me.epoch:
+            self._me = msgspec.structs.replace(self._me, epoch=epoch)
+            self._spoken = msgspec.structs.replace(self._spoken, epoch=epoch)
 
     def members(self) -> list[Member]:
         """All members by name, ourselves included."""
@@ -170,16 +215,61 @@ class Presence:
 
     def away(self) -> list[Member]:
         """Members that have left and said which agents are theirs: what is for those waits for them."""
-        return [self._absent[node] for node in sorted(self._absent)]
+        return [self._absent[node][0] for node in sorted(self._absent)]
+
+    def left(self) -> dict[str, int]:
+        """Nodes that are away in the order in which they left, with our monotonic time when we heard of it. A node that
+        names no agents is among them only if it left in this run."""
+        return self._left
+
+    def staying_off(self) -> list[Member]:
+        """Nodes that take nothing from the bus, because another has their agents or their name."""
+        now_ns = self._monotonic_ns()
+        return [one for _, (one, heard_ns) in sorted(self._off.items()) if now_ns - heard_ns <= self._gone_ns]
+
+    def unheard(self) -> str:
+        """Why there may be nodes that we have not heard since the start; empty once all have been heard."""
+        if self._has_heard_all:
+            return ""
+        if self._up_ns is None:
+            return "there was no link to the bus since the start"
+        settling = self.settling()
+        self._has_heard_all = not settling
+        return settling
+
+    def settling(self) -> str:
+        """Why nodes may appear that are here and not known, while the link is up; empty once they had the time for it.
+
+        The broker sends what it has retained before our own announcement. If it has that from before a crash, or not at
+        all, only time helps: whoever is on the bus announces itself in the time between two heartbeats."""
+        is_sure = self._up_ns is None or (self._has_heard_us and not self.is_late)
+        if is_sure or self._monotonic_ns() - (self._up_ns or 0) > self._every_s * SECOND_NS:
+            return ""
+        return f"the link to the bus is new, and other nodes have {self._every_s:g} s to appear"
 
     def locate(self, address: str) -> str:
         """Which other node announces that it runs this agent; see `Assignment.locate`."""
         return locate(address, self._me.node, self.members())
 
+    def locate_away(self, address: str) -> str:
+        """The same of nodes that are away."""
+        now_ns = self._monotonic_ns()
+        for member, left_ns in self._absent.values():
+            if names(member, address):
+                since = f" for {(now_ns - left_ns) // SECOND_NS} s or longer" if self._bus.is_up else ""
+                return f"node {member.node!r} runs it, and {self.absence(member.node)}{since}"
+        return ""
+
+    def absence(self, node: str) -> str:
+        """What to say of a node that is not heard: that it is away, unless it is we who hear nobody."""
+        if self._bus.is_up:
+            return "is away"
+        return f"this node has no link to the bus, so it cannot tell whether {node!r} is there"
+
     def claimants(self, address: str) -> list[Member]:
         """Which other nodes name this agent in their configuration, whether they are here or away."""
         known = [member for member, _, _ in self._members.values()]
-        others = [*known[:ASKED_MAX], *self._absent.values()]
+        others = [*known[:ASKED_MAX], *(member for member, _ in self._absent.values())]
         return [one for one in others if one.agents and one.assignment is not None and one.assignment.runs(address)]
 
     def is_here(self, node: str) -> bool:
@@ -202,6 +292,10 @@ class Presence:
 
     def link(self, up: bool) -> None:
         """The link is back: our will may have been published meanwhile, so announce ourselves."""
+        self.unheard()  # Once all have been heard, that stays so.
+        is_up = up and self._bus.is_up
+        self.is_late = self.is_late or (self._up_ns is not None and not is_up)
+        self._up_ns = (self._up_ns or self._monotonic_ns()) if is_up else None
         if up and not self._leaving and (self._saying is None or self._saying.done()):
             self._saying = asyncio.ensure_future(self._say(self._spoken))
 
@@ -244,7 +338,8 @@ class Presence:
     async def _heard(self, message: BusMessage) -> None:
         if not message.payload:  # somebody cleared it
             with contextlib.suppress(PeerError):
-                self._absent.pop(parse_topic(message.topic).name, None)
+                node = parse_topic(message.topic).name
+                self._forget(node)
             return
         try:
             if not self._quotas.admit(message.topic, self._monotonic_ns()):
@@ -255,6 +350,8 @@ class Presence:
             return
         if member.node == self._me.node:
             self._heard_our_name(member)
+        elif member.off:
+            self._stays_off(member, is_kept=message.retained)
         elif member.online:
             self._here(member, message)
         else:
@@ -275,14 +372,26 @@ class Presence:
             self.counters.presence_refused += 1
             return
         self._members[member.node] = (member, self._monotonic_ns(), size_bytes)
-        self._absent.pop(member.node, None)
+        self._forget(member.node)
         self._said[message.topic] = (message.payload, member)
         self._members_bytes = total_bytes
         if known is None or known[0] != member:
             self.counters.members_joined += 1
             self._tell(MemberJoined(node=member.node, kinds=member.kinds, actions=member.actions, agents=member.agents))
             for sentence in overlaps(self._me, [member]):
-                log.warning("%s", sentence)
+                log.say("agents-conflict", sentence, is_trouble=True)
+            if certain_overlap(self._me.agents, member) and goes_before(member, self._me):
+                self.on_rival(member)
+
+    def _stays_off(self, member: Member, *, is_kept: bool) -> None:
+        """What the broker has kept may be of a node that is gone since: one that is there says it again."""
+        self._gone(member.node, "it stays off the bus")
+        known = self._off.get(member.node)
+        self._forget(member.node)
+        if member.online and is_kept:
+            self._off |= {} if known is None else {member.node: known}
+        elif member.online and len(self._off) < ASKED_MAX:
+            self._off[member.node] = (member, self._monotonic_ns())
 
     def _gone(self, node: str, because: str, run: str | None = None) -> None:
         known = self._members.get(node)
@@ -292,25 +401,32 @@ class Presence:
             self._said.pop(self._topics.of_node(node, Channel.PRESENCE), None)
             self._members_bytes -= known[2]
             self.counters.members_left += 1
+            if not known[0].shards_run:  # Workers come and go; the others have their shards.
+                self._left[node] = self._monotonic_ns()
             self._remember(known[0])
             self._tell(MemberLeft(node=node, because=because))
+
+    def _forget(self, node: str) -> None:
+        for known in (self._absent, self._left, self._off):
+            known.pop(node, None)
 
     def _remember(self, member: Member) -> None:
         """Keeps which agents a node names that is away. Beyond the bound the one that left first is forgotten."""
         if member.agents:
             self._absent.pop(member.node, None)
-            self._absent[member.node] = member
-            if len(self._absent) > ASKED_MAX:
-                del self._absent[next(iter(self._absent))]
+            self._absent[member.node] = (member, self._monotonic_ns())
+            self._left.setdefault(member.node, self._monotonic_ns())
+        for known in (self._absent, self._left):
+            if len(known) > ASKED_MAX:
+                del known[next(iter(known))]
 
     def _expire(self) -> None:
         now_ns = self._monotonic_ns()
         for node, (_, heard_ns, _) in list(self._members.items()):
             if now_ns - heard_ns > self._gone_ns:
                 self._gone(node, f"not heard for {self._gone_ns // SECOND_NS} s")
-        self._twins = {run: times for run, times in self._twins.items() if now_ns - times[1] <= self._gone_ns}
-        if not self._twins:
-            self.conflict = ""
+        self._twins = {run: times for run, times in self._twins.items() if now_ns <= times[1]}
+        self._off = {node: one for node, one in self._off.items() if now_ns - one[1] <= self._gone_ns}
 
     def _heard_our_name(self, member: Member) -> None:
         """Our own announcement, one left by our last run, or one of another running node with our name.
@@ -320,16 +436,21 @@ class Presence:
         if not member.online:
             # The will of a link that we have replaced, or of our last run: the broker has retained it.
             self.link(True)
-        if member.run == self._me.run:
+        if member.run == self._me.run or member.off:
+            self._has_heard_us = self._has_heard_us or (member.run == self._me.run and member.online)
             return
         now_ns = self._monotonic_ns()
         first_ns, _ = self._twins.pop(member.run, (now_ns, now_ns))
-        self._twins[member.run] = (first_ns, now_ns)
+        stays_ns = self._gone_ns if member.online else int(TWIN_GONE_S * SECOND_NS)
+        self._twins[member.run] = (first_ns, now_ns + stays_ns)
         if len(self._twins) > TWINS_COUNT_MAX:
             del self._twins[next(iter(self._twins))]
-        if member.online and now_ns - first_ns > self._every_s * SECOND_NS / 2:
+        other = is_other_journal(member.journal, self._me.journal)
+        if member.online and (other or now_ns - first_ns > self._every_s * SECOND_NS / 2):
             self.counters.name_conflicts += 1
-            self.conflict = f"another node calls itself {member.node!r} too, here since {member.since}; rename one"
+            self._conflict = f"another node calls itself {member.node!r} too, here since {member.since}; rename one"
+            if other and goes_before(member, self._me):
+                self.on_rival(member)
 
 
 def read_presence(message: BusMessage) -> Member:
@@ -384,6 +505,33 @@ def names(member: Member, address: str) -> bool:
     named = member.agents or member.shards_run
     found = _assignment(named) if named else None
     return found is not None and found.runs(address)
+
+
+def certain_overlap(agents: Sequence[str], member: Member) -> list[str]:
+    """Entries of ours that another node runs for certain: it names that agent or that very pattern, or has a pattern
+    that the agent fits. Two patterns that differ may have no agent in common; a node that names no agents at all may be
+    a gateway, which runs copies of what its devices run."""
+    theirs = member.assignment
+    if theirs is None or not member.agents or not agents:
+        return []
+    both = [entry for entry in agents if entry in member.agents or (ANY not in entry and theirs.runs(entry))]
+    if both:
+        return both
+    mine = _assignment(tuple(agents))
+    return [entry for entry in member.agents if ANY not in entry and mine is not None and mine.runs(entry)]
+
+
+def is_other_journal(one: str, other: str) -> bool:
+    """Whether two nodes are known to have two journals."""
+    return bool(one and other and one != other)
+
+
+def goes_before(one: Member, other: Member) -> bool:
+    """Which of two rivals stays on the bus: the one with the higher epoch, else the one that started first. Whoever
+    takes agents over begins a higher epoch than the node that had them."""
+    if one.epoch != other.epoch:
+        return one.epoch > other.epoch
+    return (one.since, one.run) < (other.since, other.run)
 
 
 def overlaps(me: Member, members: Sequence[Member]) -> list[str]:

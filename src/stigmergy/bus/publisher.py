@@ -29,7 +29,14 @@ from stigmergy.agents.effects import PUBLISH
 from stigmergy.agents.messages import category_of
 from stigmergy.base.errors import LinkDown, Malformed, NotRunning, StigmergyError
 from stigmergy.base.tasks import end_tasks
-from stigmergy.bus.cloudevents import STRUCTURED, CloudEvent, data_of, write_binary, write_structured
+from stigmergy.bus.cloudevents import (
+    STRUCTURED,
+    CloudEvent,
+    data_of,
+    trace_attributes,
+    write_binary,
+    write_structured,
+)
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.quotas import PACE_LOOK_S, SECOND_NS, pace
 from stigmergy.bus.topics import Topics, quota_source
@@ -38,6 +45,7 @@ from stigmergy.shard.commit import open_commit
 from stigmergy.shard.inputs import EffectsSettled
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.state import ShardState
+from stigmergy.shard.tracing import TraceContext
 
 SETTLED_COUNT_MAX = 1_000
 """Effects that are settled together."""
@@ -74,11 +82,32 @@ class PublishState(enum.Enum):
 class _Item:
     """An owed effect being published."""
 
-    __slots__ = ("epoch", "lane", "pending", "precious", "previous", "sent", "shard", "shed", "state", "time_ns")
+    __slots__ = (
+        "epoch",
+        "lane",
+        "pending",
+        "precious",
+        "previous",
+        "sent",
+        "shard",
+        "shed",
+        "state",
+        "time_ns",
+        "trace",
+    )
 
     def __init__(
-        self, lane: _Lane, shard: int, epoch: int, pending: Pending, time_ns: int, *, precious: bool = False
+        self,
+        lane: _Lane,
+        shard: int,
+        epoch: int,
+        pending: Pending,
+        time_ns: int,
+        trace: TraceContext | None,
+        *,
+        precious: bool = False,
     ) -> None:
+        self.trace = trace
         self.lane = lane
         self.shard = shard
         self.epoch = epoch
@@ -180,13 +209,13 @@ class Publisher:
         self._running = True
         self._pump()
 
-    def release(self, shard: int, epoch: int, pending: Pending) -> None:
+    def release(self, shard: int, epoch: int, pending: Pending, trace: TraceContext | None = None) -> None:
         """Adds a durable effect. Its time of decision is known only for those that come after the start."""
         about, event = _published.decode(pending.body)
         lane = self._lane(self._topics.events(pending.agent, about))
         precious = category_of(tag_of(event)) in PRECIOUS
         time_ns = self._wall_ns() if self._running else 0
-        item = _Item(lane, shard, epoch, pending, time_ns, precious=precious)
+        item = _Item(lane, shard, epoch, pending, time_ns, trace, precious=precious)
         lane.items[item] = None
         lane.waiting[item] = None
         self._oldest[precious][item] = None
@@ -423,6 +452,8 @@ class Publisher:
             "shed": item.shed or None,
         }
         extensions = {name: str(number) for name, number in numbers.items() if number is not None}
+        if item.trace is not None:
+            extensions |= trace_attributes(item.trace)
         event = CloudEvent(
             id=f"{pending.incarnation}.{item.shard}.{pending.position}.{pending.index}",
             source=self._topics.source_of(pending.agent),

@@ -57,6 +57,7 @@ class Responder:
             "accepted": refused is None,
             "reason": refused,
             "position": None if isinstance(verdict, Refused) else verdict.position,
+            "after": None if isinstance(verdict, Refused) else verdict.after,
         }
         event = CloudEvent(
             id=command_id,

@@ -13,8 +13,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from stigmergy.agents.codec import MESSAGE_BYTES_MAX, REASON_CHARS_MAX, UNDECODABLE
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, REASON_CHARS_MAX, UNDECODABLE, tagged_without_empty_end
 from stigmergy.base.errors import Malformed, TooLarge
+from stigmergy.shard.tracing import WireTraces
 
 CONTENT_TYPE = "application/vnd.stigmergy.tells+msgpack"
 FRAME_ITEMS_MAX = 256
@@ -51,6 +52,8 @@ class TellFrame(Struct, array_like=True, frozen=True, tag="stigmergy.tells@1"):
     first: int
     """The number of the first item. Numbers between `after` and it were given up, and will never come."""
     items: list[TellItem]
+    traces: WireTraces = []
+    """The trace contexts of some items, by their place; not there if none has one."""
 
     @property
     def source(self) -> str:
@@ -85,7 +88,13 @@ class TellAcknowledgement(Struct, array_like=True, frozen=True, tag="stigmergy.t
 
 _frames = msgspec.msgpack.Decoder(TellFrame)
 _acknowledgements = msgspec.msgpack.Decoder(TellAcknowledgement)
-write_tells = msgspec.msgpack.Encoder().encode
+_write = msgspec.msgpack.Encoder().encode
+_FIELDS_MIN = TellFrame.__struct_fields__.index("traces")
+
+
+def write_tells(said: TellFrame | TellAcknowledgement) -> bytes:
+    """The bytes of either."""
+    return _write(tagged_without_empty_end(said, _FIELDS_MIN) if isinstance(said, TellFrame) else said)
 
 
 def read_frame(payload: bytes) -> TellFrame:

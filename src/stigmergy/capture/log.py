@@ -34,7 +34,7 @@ PASSING = (StoreUnavailable, NotRunning, NotOwned, NoAnswer, LinkDown, Overloade
 """What passes by itself once the capture has begun. At its start it is raised, for the address may be wrong."""
 
 
-class LogCommit(Struct, array_like=True, frozen=True):
+class CapturedCommit(Struct, array_like=True, frozen=True):
     """A commit as it is captured: its events, and its place in the chain of its shard."""
 
     shard: int
@@ -64,7 +64,11 @@ class CaptureLog(Protocol):
         """The first position that each shard still has."""
         ...
 
-    async def read(self, after: Mapping[int, int], within_s: float) -> Sequence[LogCommit]:
+    async def end_positions(self) -> Mapping[int, int]:
+        """The last position of each shard at present; 0 or none for one that has no commit."""
+        ...
+
+    async def read(self, after: Mapping[int, int], within_s: float) -> Sequence[CapturedCommit]:
         """The next commits behind these positions, some of them; waits so long for the first."""
         ...
 
@@ -84,7 +88,7 @@ class CaptureWriter(Protocol):
         """Begins a shard of which nothing is captured at this position: retention has dropped what was before."""
         ...
 
-    async def write(self, commits: Sequence[LogCommit]) -> Mapping[int, Captured]:
+    async def write(self, commits: Sequence[CapturedCommit]) -> Mapping[int, Captured]:
         """Adds the events of these commits and moves the positions, all or nothing; returns the positions."""
         ...
 
@@ -151,10 +155,10 @@ class Capture:
                 self.captured[shard] = Captured(first - 1)
 
 
-def log_commits(commits: Iterable[FeedCommit]) -> list[LogCommit]:
+def log_commits(commits: Iterable[FeedCommit]) -> list[CapturedCommit]:
     """Commits of a feed, taken apart."""
     return [
-        LogCommit(commit.shard, commit.position, commit.previous, seal(commit).digest, list(one.events()))
+        CapturedCommit(commit.shard, commit.position, commit.previous, seal(commit).digest, list(one.events()))
         for one in commits
         for commit in (one.commit,)
     ]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, StoreConflict, StoreError, StoreForeign, StoreUnavailable
-from stigmergy.capture.log import Captured, LogCommit
-from stigmergy.capture.tables import HEAD, KEY, Column, EventTables, Row, Table
+from stigmergy.capture.log import Captured, CapturedCommit
+from stigmergy.capture.tables import HEAD, KEY, EventTables, Row, SqlColumn, SqlTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ class PostgresWriter:
         self._url = url
         self._tables = tables
         self._source = source
-        self._ready: dict[str, Table] = {}
+        self._ready: dict[str, SqlTable] = {}
         """Tables that are there, with all columns."""
         self._connection: psycopg.Connection[Any] | None = None
         self._call: asyncio.Future[Any] | None = None
@@ -70,7 +70,7 @@ class PostgresWriter:
         """Begins a shard of which nothing is captured at this position."""
         await self._in_thread(self._begin, shard, first)
 
-    async def write(self, commits: Sequence[LogCommit]) -> Mapping[int, Captured]:
+    async def write(self, commits: Sequence[CapturedCommit]) -> Mapping[int, Captured]:
         """Adds the events of these commits, all or none. They must follow those that are captured."""
         return await self._in_thread(self._write, commits)
 
@@ -101,10 +101,10 @@ class PostgresWriter:
             self._advance(connection, shard, Captured(), Captured(first - 1))
         self.captured[shard] = Captured(first - 1)
 
-    def _write(self, commits: Sequence[LogCommit]) -> Mapping[int, Captured]:
+    def _write(self, commits: Sequence[CapturedCommit]) -> Mapping[int, Captured]:
         connection = self._opened()
         before, after = dict(self.captured), dict(self.captured)
-        rows: dict[str, tuple[Table, list[Row]]] = {}
+        rows: dict[str, tuple[SqlTable, list[Row]]] = {}
         for commit in commits:
             self._check_follows(after[commit.shard], commit)
             after[commit.shard] = Captured(commit.position, commit.digest)
@@ -141,7 +141,7 @@ class PostgresWriter:
                 )
             time.sleep(LOCK_PAUSE_S)
 
-    def _check_follows(self, captured: Captured, commit: LogCommit) -> None:
+    def _check_follows(self, captured: Captured, commit: CapturedCommit) -> None:
         if commit.position != captured.position + 1:
             raise StoreConflict(
                 f"shard {commit.shard}: position {captured.position} is captured, and {commit.position} does not "
@@ -211,7 +211,7 @@ class PostgresWriter:
         found = connection.execute(self._sql("SELECT shard, position, digest FROM {}.capture_positions")).fetchall()
         return {shard: Captured(position, bytes(digest)) for shard, position, digest in sorted(found)}
 
-    def _ensure(self, connection: psycopg.Connection[Any], table: Table) -> None:
+    def _ensure(self, connection: psycopg.Connection[Any], table: SqlTable) -> None:
         """Makes a table, or adds the columns of fields that are new. A column of another type is refused."""
         from psycopg import sql
 
@@ -244,7 +244,7 @@ class PostgresWriter:
         )
         return dict(found.fetchall())
 
-    def _copy(self, connection: psycopg.Connection[Any], table: Table, rows: Sequence[Row]) -> None:
+    def _copy(self, connection: psycopg.Connection[Any], table: SqlTable, rows: Sequence[Row]) -> None:
         from psycopg import sql
 
         names = sql.SQL(", ").join(sql.Identifier(column.name) for column in (*HEAD, *table.columns))
@@ -263,7 +263,7 @@ class PostgresWriter:
         return sql.SQL(text).format(*made)
 
 
-def _defined(column: Column) -> Any:
+def _defined(column: SqlColumn) -> Any:
     from psycopg import sql
 
     return sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.type))

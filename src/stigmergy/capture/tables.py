@@ -8,7 +8,7 @@ capture never leaves an event out and never stops because of one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, Struct, inspect, structs
 
 from stigmergy.agents.codec import UNDECODABLE
-from stigmergy.agents.messages import Event, newer_version, resolve_hints, spec_of, to_newest
+from stigmergy.agents.messages import Event, loaded_events, newer_version, resolve_hints, spec_of, to_newest
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.audit.listing import readable_fields
 from stigmergy.base.errors import ConfigError
@@ -38,7 +38,7 @@ class Unfit(Exception):
     """A value that a column cannot hold; the message is the reason."""
 
 
-class Column(Struct, frozen=True):
+class SqlColumn(Struct, frozen=True):
     """A column: its name, its type as PostgreSQL spells it, and how a value of the field becomes one of the column."""
 
     name: str
@@ -50,21 +50,21 @@ class Column(Struct, frozen=True):
 
 
 HEAD = (
-    Column("log_shard", "integer"),
-    Column("log_position", "bigint"),
-    Column("log_index", "integer"),
-    Column("log_time", "timestamp with time zone"),
-    Column("log_agent", "text"),
+    SqlColumn("log_shard", "integer"),
+    SqlColumn("log_position", "bigint"),
+    SqlColumn("log_index", "integer"),
+    SqlColumn("log_time", "timestamp with time zone"),
+    SqlColumn("log_agent", "text"),
 )
 """What every table begins with. The first three are its primary key, and the order in which a shard wrote."""
 KEY = tuple(column.name for column in HEAD[:3])
 
 
-class Table(Struct, frozen=True):
+class SqlTable(Struct, frozen=True):
     """A table for the events of one type. `columns` are behind those of HEAD."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[SqlColumn, ...]
     event: str = ""
     """The class, for people."""
 
@@ -77,9 +77,9 @@ class Table(Struct, frozen=True):
         )
 
 
-OTHERS = Table(
+OTHERS = SqlTable(
     OTHER_EVENTS,
-    (Column("type", "text"), Column("reason", "text"), Column("fields", "jsonb"), Column("body", "bytea")),
+    (SqlColumn("type", "text"), SqlColumn("reason", "text"), SqlColumn("fields", "jsonb"), SqlColumn("body", "bytea")),
 )
 """Events without a table. `body` is the event as the log has it (msgpack), `fields` the same for people."""
 
@@ -91,7 +91,7 @@ class EventTables:
         """`only` names the event types that are captured; none: all events of the log. Raises ConfigError for a type
         that has no table, or shares it with another."""
         self._plans = plans
-        self._tables: dict[type[Event], Table] = {}
+        self._tables: dict[type[Event], SqlTable] = {}
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {}
         for event in _events_of(plans):
             self._add(event)
@@ -103,7 +103,7 @@ class EventTables:
         self._wanted = [spec_of(known[name]).name for name in self.only]
 
     @property
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[SqlTable]:
         """Those of the types that the fleet's modules define, as far as they are captured; by name."""
         wanted = [table for table in self._tables.values() if not self.only or table.event in self.only]
         return sorted([*wanted, OTHERS], key=lambda table: table.name)
@@ -112,7 +112,7 @@ class EventTables:
         """Whether events with this tag are captured."""
         return not self.only or tag.partition("@")[0] in self._wanted
 
-    def row_of(self, shard: int, position: int, kept: KeptEvent) -> tuple[Table, Row]:
+    def row_of(self, shard: int, position: int, kept: KeptEvent) -> tuple[SqlTable, Row]:
         """The row of an event, and its table."""
         time = _EPOCH + timedelta(microseconds=kept.time_ns // 1000)
         head = (shard, position, kept.index, time, kept.address)
@@ -141,11 +141,11 @@ class EventTables:
     def _decoder(self, tag: str) -> Callable[[bytes], Any] | None:
         """Of an event that no agent handles: a class with this tag, if exactly one is imported."""
         if tag not in self._decoders:
-            found = [cls for cls in _subclasses(Event) if spec_of(cls).tag == tag]
+            found = [cls for cls in loaded_events(Event) if spec_of(cls).tag == tag]
             self._decoders[tag] = msgspec.msgpack.Decoder(found[0]).decode if len(found) == 1 else None
         return self._decoders[tag]
 
-    def _add(self, event: type[Event]) -> Table:
+    def _add(self, event: type[Event]) -> SqlTable:
         table = table_of(event)
         for other in self._tables.values():
             if other.name == table.name:
@@ -156,7 +156,7 @@ class EventTables:
         return table
 
 
-def table_of(event: type[Event]) -> Table:
+def table_of(event: type[Event]) -> SqlTable:
     """The table of an event type. Raises ConfigError for names that a database cannot tell apart or hold."""
     spec = spec_of(event)
     name = snake_case(spec.name) + (f"_v{spec.version}" if spec.version > 1 else "")
@@ -170,7 +170,7 @@ def table_of(event: type[Event]) -> Table:
     for column in columns:
         if any(column.name == ours.name for ours in HEAD):
             raise ConfigError(f"{event.__name__}.{column.name}: every table has such a column; rename the field")
-    return Table(name, columns, event.__name__)
+    return SqlTable(name, columns, event.__name__)
 
 
 def snake_case(name: str) -> str:
@@ -182,11 +182,11 @@ def snake_case(name: str) -> str:
 # ---------------------------------------------------------------------- columns
 
 
-def _column(event: type[Event], field: structs.FieldInfo, hint: Any) -> Column:
+def _column(event: type[Event], field: structs.FieldInfo, hint: Any) -> SqlColumn:
     try:
         type_, convert = _sql_type(inspect.type_info(hint))
         before = field.default_factory() if callable(field.default_factory) else field.default
-        column = Column(field.name, type_, convert)
+        column = SqlColumn(field.name, type_, convert)
         known = before is not msgspec.NODEFAULT and before is not None
         return structs.replace(column, before=_converted(column, before)) if known else column
     except (TypeError, Unfit) as error:
@@ -237,7 +237,7 @@ def _of_values(values: Sequence[object], convert: Convert | None) -> tuple[str, 
     return ("bigint", convert) if all(isinstance(value, int) for value in values) else ("jsonb", json_text)
 
 
-def _converted(column: Column, value: Any) -> Any:
+def _converted(column: SqlColumn, value: Any) -> Any:
     if value is UNSET:
         return None
     try:
@@ -281,18 +281,12 @@ def _events_of(plans: Mapping[str, AgentPlan]) -> list[type[Event]]:
     """The event types that agents handle, and all that the same modules define: an agent may only yield some."""
     handled = [cls for plan in plans.values() for cls in plan.plans if issubclass(cls, Event)]
     modules = {plan.cls.__module__ for plan in plans.values()} | {cls.__module__ for cls in handled}
-    beside = [cls for cls in _subclasses(Event) if cls.__module__ in modules and "<locals>" not in cls.__qualname__]
+    beside = [cls for cls in loaded_events(Event) if cls.__module__ in modules and "<locals>" not in cls.__qualname__]
     found = dict.fromkeys(cls for cls in (*handled, *beside) if not _is_ours(cls) and newer_version(cls) is None)
     tags: dict[str, type[Event]] = {}
     for cls in found:  # of two classes with one tag, the one that is handled
         tags.setdefault(spec_of(cls).tag, cls)
     return sorted(tags.values(), key=lambda cls: spec_of(cls).tag)
-
-
-def _subclasses(cls: type[Event]) -> Iterator[type[Event]]:
-    for sub in cls.__subclasses__():
-        yield sub
-        yield from _subclasses(sub)
 
 
 def _is_ours(cls: type) -> bool:

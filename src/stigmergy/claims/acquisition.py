@@ -131,7 +131,7 @@ class Acquisition(Struct, frozen=True):
         return self.held is not None and now_ns < self.held.end_ns
 
 
-class Turn(NamedTuple):
+class Advance(NamedTuple):
     """The result: the new acquisition (None: drop it), a move to send, and verdicts for the agent."""
 
     acquisition: Acquisition | None
@@ -139,7 +139,7 @@ class Turn(NamedTuple):
     verdicts: tuple[ClaimVerdict, ...] = ()
 
 
-def ask(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: int) -> Turn:
+def ask(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: int) -> Advance:
     """Requests a resource, or a longer lease. `wanted` says what and for how long; its other fields are ignored."""
     if before is not None and before.believes(now_ns) and before.held is not None:
         kept = structs.replace(wanted, held=before.held, resource=before.resource)
@@ -147,14 +147,14 @@ def ask(before: Acquisition | None, wanted: Acquisition, now_ns: int, number: in
     return _send(wanted, _question(wanted), now_ns, number)
 
 
-def release(acquisition: Acquisition, token: int) -> Turn:
+def release(acquisition: Acquisition, token: int) -> Advance:
     """Gives up the lease with this token, or, with 0, whatever there is. An older token changes nothing."""
     held = acquisition.held
     if held is not None and token in (0, held.token):
-        return Turn(None, Release(acquisition.resource, held.token))
+        return Advance(None, Release(acquisition.resource, held.token))
     if held is None and token == 0:
-        return Turn(None, _withdrawal(acquisition))
-    return Turn(acquisition)
+        return Advance(None, _withdrawal(acquisition))
+    return Advance(acquisition)
 
 
 def resent(acquisition: Acquisition, numbers: range, now_ns: int) -> Acquisition:
@@ -164,18 +164,18 @@ def resent(acquisition: Acquisition, numbers: range, now_ns: int) -> Acquisition
     return structs.replace(acquisition, sent=structs.replace(acquisition.sent, sent_ns=now_ns))
 
 
-def tick(acquisition: Acquisition, now_ns: int, number: int, claims: Claims | None = None) -> Turn:
+def tick(acquisition: Acquisition, now_ns: int, number: int, claims: Claims | None = None) -> Advance:
     """Handles the end of a lease, the end of the wait, or a renewal. `claims` is the fold as far as it was read, to say
     why a claim was not served."""
     held = acquisition.held
     if held is not None and now_ns >= held.end_ns:
         lost = ClaimLost(held.token, NOT_RENEWED if acquisition.renew else LEASE_OVER, _of_pool(acquisition))
         denied = (ClaimDenied(NO_VERDICT),) if acquisition.asking else ()
-        return Turn(None, Release(acquisition.resource, held.token), (lost, *denied))
+        return Advance(None, Release(acquisition.resource, held.token), (lost, *denied))
     if acquisition.asking and now_ns >= acquisition.until_ns:
         if held is None:
-            return Turn(None, _withdrawal(acquisition), (_not_served(acquisition, claims),))
-        return Turn(structs.replace(acquisition, asking=False), None, (ClaimDenied(NOT_PROLONGED),))
+            return Advance(None, _withdrawal(acquisition), (_not_served(acquisition, claims),))
+        return Advance(structs.replace(acquisition, asking=False), None, (ClaimDenied(NOT_PROLONGED),))
     if (
         held is not None
         and acquisition.renew
@@ -183,10 +183,10 @@ def tick(acquisition: Acquisition, now_ns: int, number: int, claims: Claims | No
         and now_ns >= renewal_ns(held.sent_ns, held.for_ms)
     ):
         return _renew(acquisition, held, now_ns, number)
-    return Turn(acquisition)
+    return Advance(acquisition)
 
 
-def heard(acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Turn:
+def heard(acquisition: Acquisition, claims: Claims, writer: bytes, life: int, now_ns: int, number: int) -> Advance:
     """The fold has advanced. Call `tick` with the same time first: an expired claim is not granted."""
     sent = acquisition.sent
     if sent is not None and claims.has_seen(writer, life, sent.number):
@@ -200,18 +200,18 @@ def heard(acquisition: Acquisition, claims: Claims, writer: bytes, life: int, no
     if acquisition.held is not None:
         return _still_held(acquisition, acquisition.held, claims)
     if acquisition.sent is not None:
-        return Turn(acquisition)
+        return Advance(acquisition)
     for name in acquisition.wanted:
         offer = claims.offered(name, acquisition.claimant)
         if offer is not None:
             taking = structs.replace(acquisition, resource=name)
             return _send(taking, Take(name, offer.position, acquisition.for_ms), now_ns, number)
     if any(claims.waits(name, acquisition.claimant) for name in acquisition.wanted):
-        return Turn(acquisition)
+        return Advance(acquisition)
     if acquisition.waits and (sent is None or isinstance(sent.move, Take)):
         # The offer was passed on before it could be accepted: queue again at the end.
         return _send(acquisition, _question(acquisition), now_ns, number)
-    return Turn(None, None, (ClaimDenied(_why_refused(acquisition, claims), standings_of(acquisition, claims)),))
+    return Advance(None, None, (ClaimDenied(_why_refused(acquisition, claims), standings_of(acquisition, claims)),))
 
 
 def _question(acquisition: Acquisition) -> Ask | AskAny:
@@ -229,19 +229,19 @@ def _of_pool(acquisition: Acquisition) -> str:
     return acquisition.resource if acquisition.pool else ""
 
 
-def _won(acquisition: Acquisition, held: HeldClaim, now_ns: int) -> Turn:
+def _won(acquisition: Acquisition, held: HeldClaim, now_ns: int) -> Advance:
     """A move was granted: it holds the claim, unless its time is over already."""
     if now_ns >= held.end_ns:
-        return Turn(None, Release(acquisition.resource, held.token), _gone(acquisition, TOO_LATE))
+        return Advance(None, Release(acquisition.resource, held.token), _gone(acquisition, TOO_LATE))
     verdicts = (ClaimGranted(held.token, held.end_ns, _of_pool(acquisition)),) if acquisition.asking else ()
-    return Turn(structs.replace(acquisition, held=held, asking=False), None, verdicts)
+    return Advance(structs.replace(acquisition, held=held, asking=False), None, verdicts)
 
 
-def _still_held(acquisition: Acquisition, held: HeldClaim, claims: Claims) -> Turn:
+def _still_held(acquisition: Acquisition, held: HeldClaim, claims: Claims) -> Advance:
     grant = claims.holds(acquisition.resource, acquisition.claimant)
     if grant is not None and grant.token == held.token:
-        return Turn(acquisition)
-    return Turn(None, None, _gone(acquisition, TAKEN_AWAY))
+        return Advance(acquisition)
+    return Advance(None, None, _gone(acquisition, TAKEN_AWAY))
 
 
 def _gone(acquisition: Acquisition, reason: str) -> tuple[ClaimVerdict, ...]:
@@ -279,7 +279,7 @@ def _why_refused(acquisition: Acquisition, claims: Claims) -> str:
     return QUEUE_FULL if acquisition.waits and full else HELD_BY_OTHERS
 
 
-def _renew(acquisition: Acquisition, held: HeldClaim, now_ns: int, number: int) -> Turn:
+def _renew(acquisition: Acquisition, held: HeldClaim, now_ns: int, number: int) -> Advance:
     """Asks for a new lease. If that is shorter, the old one is shortened now: observers count the new one from when the
     move is written."""
     cut = structs.replace(held, end_ns=min(held.end_ns, lease_end_ns(now_ns, acquisition.for_ms)))
@@ -291,5 +291,5 @@ def _renew(acquisition: Acquisition, held: HeldClaim, now_ns: int, number: int) 
     )
 
 
-def _send(acquisition: Acquisition, move: Ask | AskAny | Take | Renew, now_ns: int, number: int) -> Turn:
-    return Turn(structs.replace(acquisition, sent=SentMove(move, number, now_ns)), move)
+def _send(acquisition: Acquisition, move: Ask | AskAny | Take | Renew, now_ns: int, number: int) -> Advance:
+    return Advance(structs.replace(acquisition, sent=SentMove(move, number, now_ns)), move)

@@ -32,7 +32,7 @@ from stigmergy.agents.ordered import (
     Released,
 )
 from stigmergy.claims import acquisition as acquisitions
-from stigmergy.claims.acquisition import Acquisition, Turn
+from stigmergy.claims.acquisition import Acquisition, Advance
 from stigmergy.claims.entries import (
     CLAIMANT_CHARS_MAX,
     Ask,
@@ -48,6 +48,7 @@ from stigmergy.claims.permissions import asked_for, read_asked
 from stigmergy.claims.rules import FoldStep
 from stigmergy.claims.state import MARGIN_MS, MILLISECOND_NS, Claims
 from stigmergy.claims.writer import ClaimWriter
+from stigmergy.metrics.histogram import Histogram
 from stigmergy.shard.inputs import EffectSettled, VerdictCame
 from stigmergy.shard.outbox import Pending
 
@@ -116,7 +117,7 @@ class LedgerView(Protocol):
 class _Claim:
     """A claim, its agent, and the effects that wait for its verdict."""
 
-    __slots__ = ("acquisition", "armed_ns", "claimant", "first_number", "key", "number", "owed", "shard")
+    __slots__ = ("acquisition", "armed_ns", "asked_ns", "claimant", "first_number", "key", "number", "owed", "shard")
 
     def __init__(self, shard: int, key: Key, claimant: bytes, first_number: int) -> None:
         self.shard = shard
@@ -129,6 +130,8 @@ class _Claim:
         """Of the last move that was sent for it."""
         self.armed_ns: int | None = None
         """When it is checked next, whatever happens."""
+        self.asked_ns: int | None = None
+        """When the agent asked for it; None once it was told that it holds it."""
 
     @property
     def name(self) -> str:
@@ -182,6 +185,8 @@ class Claimant:
         self.refuses = ""
         """If set, nothing is asked of the ledger, and this is why."""
         self.counters = ClaimantCounters()
+        self.grants = Histogram()
+        """How long it took from asking to being told of the grant."""
 
     # ------------------------------------------------------------------ from the agents
 
@@ -207,6 +212,7 @@ class Claimant:
         for sequence in claim.owed:  # the later request is answered for both
             self._news.append(_News(claim, acquisitions.ClaimDenied(""), (sequence,)))
         claim.owed = [pending.sequence]
+        claim.asked_ns = now_ns
         self._claims[key] = claim
         for name in _names(key):
             self._by_resource.setdefault(name, {})[key] = None
@@ -377,6 +383,9 @@ class Claimant:
                 for_s, renews = (end_ns - now_ns) / SECOND_NS, claim.acquisition is not None and claim.acquisition.renew
                 event = Granted(claim=field, resource=which or resource, token=token, for_s=for_s, renews=renews)
                 self.counters.claims_granted += 1
+                if claim.asked_ns is not None:
+                    self.grants.observe(now_ns - claim.asked_ns)
+                    claim.asked_ns = None
             case acquisitions.ClaimGranted(token=token):
                 over[claim.key, token] = (
                     None  # the agent was never told that it holds it, so it is not told of the loss
@@ -451,7 +460,7 @@ class Claimant:
             self._withdraw(claim, before, turn.move)
         return False
 
-    def _after(self, claim: _Claim, turn: Turn, now_ns: int) -> None:
+    def _after(self, claim: _Claim, turn: Advance, now_ns: int) -> None:
         """Applies the result of a turn: the new acquisition, a move, verdicts."""
         self._deliver(claim, turn.verdicts)
         if turn.acquisition is None:

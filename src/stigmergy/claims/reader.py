@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -41,6 +40,7 @@ from stigmergy.claims.rules import (
 )
 from stigmergy.claims.state import Claims
 from stigmergy.claims.writer import Pauses
+from stigmergy.diagnostics.logger import Log
 
 # Remembers the last verified signatures: entries that were written together share one.
 
@@ -53,11 +53,14 @@ class CachingVerifier:
     def __init__(self, verify: Verify) -> None:
         self._verify = verify
         self._known: OrderedDict[tuple[int, bytes, bytes, bytes], bool] = OrderedDict()
+        self.looks = self.misses = 0
 
     def __call__(self, algorithm: int, key: bytes, statement: bytes, signature: bytes) -> bool:
         asked = (algorithm, key, statement, signature)
         known = self._known.get(asked)
+        self.looks += 1
         if known is None:
+            self.misses += 1
             known = self._verify(*asked)
             self._known[asked] = known
             if len(self._known) > REMEMBERED_COUNT:
@@ -76,7 +79,7 @@ NAMES_COUNT_MAX = 10_000
 CHECKPOINT_STAGGER_S = 2.0
 """The second node waits this long for the first to store a checkpoint, the third twice as long."""
 
-log = logging.getLogger("stigmergy.claims")
+log = Log("claims")
 
 
 class LedgerFollowerCounters(Struct):
@@ -106,7 +109,7 @@ class LedgerFollower:
         """`rank` is how many nodes come before this one when a checkpoint is to be stored."""
         self._ledger = ledger
         self._signer = signer
-        self._verify = CachingVerifier(verify)
+        self.verifier = CachingVerifier(verify)
         self._heard = heard
         self._jumped = jumped
         self._noted = noted
@@ -157,7 +160,7 @@ class LedgerFollower:
                 self.counters.reads_failed += 1
                 if isinstance(error, LedgerFailed) and not self.failed:
                     self.failed = str(error)
-                    log.error("%s", self.failed)
+                    log.say("claims-refused", self.failed, is_trouble=True)
                 await pauses.wait()
             else:
                 self.last_error = None
@@ -169,7 +172,7 @@ class LedgerFollower:
         if found is None or found.position <= self.claims.position:
             return 0
         try:
-            claims, key = read_checkpoint(self._ledger.name, found.body, self._verify)
+            claims, key = read_checkpoint(self._ledger.name, found.body, self.verifier)
         except Malformed as error:
             raise LedgerCorrupt(f"ledger {self._ledger.name!r}: {error}") from None
         if claims.position != found.position or (self._trusted and key not in self._trusted):
@@ -201,7 +204,7 @@ class LedgerFollower:
                 await asyncio.sleep(0)
             steps: list[FoldStep] = []
             for entry in entries[start : start + FOLD_COUNT_MAX]:
-                step = fold(self.claims, entry.position, entry.body, self._ledger.name, self._verify)
+                step = fold(self.claims, entry.position, entry.body, self._ledger.name, self.verifier)
                 self.claims = step.claims
                 steps.append(step)
                 if step.fate in (Fate.GRANTED, Fate.QUEUED, Fate.RENEWED) and step.claimant not in self.names:

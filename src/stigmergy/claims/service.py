@@ -32,6 +32,8 @@ from stigmergy.claims.reader import LedgerFollower
 from stigmergy.claims.rules import FoldStep
 from stigmergy.claims.state import Claims as ClaimsState
 from stigmergy.claims.writer import ClaimWriter
+from stigmergy.diagnostics.codes import Trouble, coded
+from stigmergy.metrics.samples import SampleSheet
 from stigmergy.shard.outbox import Pending
 
 LIFE_BITS = 32
@@ -201,10 +203,18 @@ class ClaimService:
             waiting=self._writing.waiting,
         )
 
-    def troubles(self) -> list[str]:
+    def measure(self, sheet: SampleSheet) -> None:
+        """What this node measures of its claims and of the ledger."""
+        sheet.observe("stigmergy_claim_seconds", self._claimant.grants)
+        sheet.observe("stigmergy_ledger_append_seconds", self._writing.appends)
+        sheet.observe("stigmergy_ledger_lag_seconds", self._writing.lags)
+        verifier = self._following.verifier
+        sheet.put("stigmergy_cache_total", verifier.looks - verifier.misses, cache="signatures", outcome="hit")
+        sheet.put("stigmergy_cache_total", verifier.misses, cache="signatures", outcome="miss")
+
+    def troubles(self) -> list[Trouble]:
         """Problems that do not go away by themselves."""
-        found = self._claimant.refuses or self._following.failed
-        return [found] if found else []
+        return coded("claims-refused", [self._claimant.refuses or self._following.failed])
 
     def counters(self) -> dict[str, int]:
         """Counts of requests, grants, refusals and losses here, and those that every reader counts in the log."""

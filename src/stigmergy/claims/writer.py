@@ -19,6 +19,7 @@ from stigmergy.base.errors import LedgerError, LedgerUnavailable, LedgerUnknown
 from stigmergy.base.trust import Signer
 from stigmergy.claims.entries import ClaimBody, Move, write_records, writer_id
 from stigmergy.claims.port import Ledger
+from stigmergy.metrics.histogram import Histogram
 
 # Back-off between tries of a ledger.
 
@@ -89,6 +90,12 @@ class ClaimWriter:
         self._resolved = asyncio.Event()
         self.last_error: LedgerError | None = None
         self.counters = ClaimWriterCounters()
+        self.appends = Histogram()
+        """How long appends took."""
+        self.lags = Histogram()
+        """How long it took from the begin of an append to reading it back."""
+        self._unread: tuple[int, int] = (0, 0)
+        """The last move of an append that was not read back yet, and when it began; 0: none."""
 
     @property
     def waiting(self) -> int:
@@ -118,6 +125,10 @@ class ClaimWriter:
         """The log has our entries up to this one: those with an unknown outcome are written."""
         if life != self.life:
             return
+        number, began_ns = self._unread
+        if number and sequence >= number:
+            self._unread = (0, 0)
+            self.lags.observe(self._monotonic_ns() - began_ns)
         while self._doubtful and next(iter(self._line)) <= sequence:
             self._line.popitem(last=False)
             self._doubtful -= 1
@@ -151,6 +162,9 @@ class ClaimWriter:
         entries = self._records(numbers)
         before, self.attempted = self.attempted, max(self.attempted, numbers[-1])
         self.counters.appends += 1
+        began_ns = self._monotonic_ns()
+        if not self._unread[0]:
+            self._unread = (numbers[-1], began_ns)
         try:
             await self._ledger.append(entries)
         except LedgerUnavailable:
@@ -162,6 +176,7 @@ class ClaimWriter:
             self.counters.appends_unknown += 1
             self._doubtful = sum(number in self._line for number in numbers)
             raise
+        self.appends.observe(self._monotonic_ns() - began_ns)
         for number in numbers:
             if self._line.pop(number, None) is not None:
                 self.counters.moves_written += 1

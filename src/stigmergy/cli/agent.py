@@ -7,6 +7,7 @@ is stopped is read from the journal, which needs the user's classes.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import secrets
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from stigmergy.app.fleet import inspect_all
-from stigmergy.audit.history import History, Moment, read_moment
+from stigmergy.audit.history import History, Moment, read_at
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
@@ -40,6 +41,7 @@ from stigmergy.control.protocol import (
     WhereRequest,
 )
 from stigmergy.control.replies import StateReply
+from stigmergy.shard.homes import plan_at
 
 WAIT_S = 10.0
 _FIELD = re.compile(r"(?P<name>[^\W\d]\w*)(?P<sign>:?=)(?P<value>.*)", re.DOTALL)
@@ -65,11 +67,11 @@ AGENTS_EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds the commands about agents."""
     parser = commands.add_parser(
         "send",
-        parents=[common],
+        run=send,
         help="send an agent a command and wait for its answer",
         description="Sends an agent of a running node a command, and waits until the answer is durable.",
         epilog=SEND_EXAMPLES,
@@ -83,10 +85,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-wait", action="store_true", help="do not wait for an agent on another node")
     add_place(parser, nats=True)
-    parser.set_defaults(run=send)
     parser = commands.add_parser(
         "observe",
-        parents=[common],
+        run=observe,
         help="send an agent an observed event",
         description="Sends an agent of a running node an observed event; it cannot be refused.",
         epilog=OBSERVE_EXAMPLES,
@@ -95,10 +96,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("event", metavar="EVENT", help="which event, such as BatteryMeasured")
     parser.add_argument("fields", metavar="FIELD=VALUE", nargs="*", help="its fields")
     add_place(parser, nats=True)
-    parser.set_defaults(run=observe)
     parser = commands.add_parser(
         "state",
-        parents=[common],
+        run=show_state,
         help="show an agent's state, now or in the past",
         description="Shows an agent's durable state, of a running node or from the journal of a stopped one.",
         epilog=STATE_EXAMPLES,
@@ -106,11 +106,10 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("agent", metavar="KIND/NAME", help="whose state, such as Drone/D-17")
     parser.add_argument("--at", metavar="TIME|POSITION", help="as it was then; a time needs its zone, such as Z")
     add_place(parser, nats=True)
-    parser.set_defaults(run=show_state)
 
     parser = commands.add_parser(
         "agents",
-        parents=[common],
+        run=list_agents,
         help="list agents, by conditions on their states",
         description="Lists the agents of a running node or of a fleet on workers, with their states.",
         epilog=AGENTS_EXAMPLES,
@@ -120,10 +119,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=int, default=100, help="so many at most (100)")
     parser.add_argument("--after", metavar="KIND/NAME", default="", help="begin behind this one")
     add_place(parser, nats=True)
-    parser.set_defaults(run=list_agents)
     parser = commands.add_parser(
         "explain",
-        parents=[common],
+        run=explain,
         help="show how an agent came to be as it is",
         description="Shows the inputs, events and effects that led to an agent's state, oldest first.",
         epilog="example:\n  stigmergy explain Drone/D-17 --limit 5\n",
@@ -132,17 +130,15 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--at", metavar="POSITION", type=int, help="as it was after the commit at this position")
     parser.add_argument("--limit", metavar="N", type=int, default=20, help="so many entries of its log (20)")
     add_place(parser, nats=True)
-    parser.set_defaults(run=explain)
     parser = commands.add_parser(
         "where",
-        parents=[common],
+        run=where,
         help="say which node runs an agent, and why",
         description="Says which node runs an agent, as far as the node that is asked knows, and why.",
         epilog="examples:\n  stigmergy where Drone/D-17\n  stigmergy where ground/Pilot/D-17\n",
     )
     parser.add_argument("agent", metavar="KIND/NAME", help="which agent, such as Drone/D-17")
     add_place(parser, nats=True)
-    parser.set_defaults(run=where)
 
 
 def send(arguments: argparse.Namespace, output: Output) -> int:
@@ -154,6 +150,8 @@ def send(arguments: argparse.Namespace, output: Output) -> int:
     request = SendRequest(
         agent=arguments.agent, command=arguments.command, fields=fields, texts=texts, command_id=command_id
     )
+    # As OpenTelemetry has it for programs that are started by others.
+    request.traceparent, request.tracestate = os.environ.get("TRACEPARENT", ""), os.environ.get("TRACESTATE", "")
     request.wait_s = 0.0 if arguments.no_wait else arguments.wait
     doubt = f"whether the command was taken is unknown: send it again with --command-id {command_id}"
     answer = ask(place, request, doubt=doubt)
@@ -205,7 +203,7 @@ def read_fields(arguments: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
 
 def show_state(arguments: argparse.Namespace, output: Output) -> int:
     """Shows the state."""
-    moment = Moment() if arguments.at is None else read_moment(arguments.at)
+    moment = Moment() if arguments.at is None else read_at(arguments.at)
     place = find_running_place(arguments)
     if place is not None:
         seen = ask(place, StateRequest(agent=arguments.agent, at=arguments.at))
@@ -257,7 +255,7 @@ def where(arguments: argparse.Namespace, output: Output) -> int:
     """Says which node runs an agent."""
     found = ask(find_place(arguments), WhereRequest(agent=arguments.agent))
     output.document(found)
-    node = found.node or ("this node" if found.here else "no node")
+    node = found.node or (f"shard-{found.shard}" if found.owner else "this node" if found.here else "no node")
     output.line((found.agent, NAME), "  ", (node, GOOD if found.online else WARN), f"  {found.why}")
     return exits.OK if found.here or found.node is not None else exits.REFUSED
 
@@ -270,7 +268,7 @@ def _from_journal(arguments: argparse.Namespace, moment: Moment, output: Output)
         sight = History(journal, fleet.plans, fleet.settings.limits, output.note, fleet.homes).look(
             arguments.agent, moment
         )
-        return described_sight(arguments.agent, sight)
+        return described_sight(arguments.agent, sight, plan_at(fleet.plans, arguments.agent))
 
 
 def _show(seen: StateReply, output: Output) -> None:

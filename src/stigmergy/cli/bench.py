@@ -14,11 +14,11 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `bench`."""
     parser = commands.add_parser(
         "bench",
-        parents=[common],
+        run=run,
         help="measure the speed of this machine",
         description="Measures on this machine. `stigmergy bench NAME --help` lists the options of a benchmark.",
     )
@@ -26,10 +26,10 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "benchmark",
         metavar="NAME",
         nargs="?",
-        help="interpreted, compiled, edge, alternatives, growth, shared, nats, serve, sim, all",
+        help="interpreted, compiled, edge, alternatives, growth, shared, nats, observed, serve, web, workflows, sim, "
+        "all",
     )
     parser.add_argument("rest", metavar="OPTION", nargs=argparse.REMAINDER, help="options of that benchmark")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

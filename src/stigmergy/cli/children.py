@@ -1,7 +1,7 @@
 """Child processes of `stigmergy up`: one that dies is restarted after a growing back-off.
 
 The output of a process goes into its own log file, and its pid into a file beside it. Its JSON output is read: its
-events, and why it ended.
+events, why it ended, and the lines of its log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from stigmergy.base.tasks import end_tasks
 from stigmergy.cli.display.output import BAD, GOOD, WARN, shown_bytes
 from stigmergy.nats.servers import ServerPlan, last_error_in, look_at, needs_restart
 
@@ -29,6 +30,7 @@ PAUSE_S = 0.1
 PAUSE_S_MAX = 5.0
 """Before a process is started again; it doubles with each time that it died within the time above."""
 LINE_BYTES_MAX = 1024 * 1024
+LAST_LINES_S_MAX = 1.0
 HOPELESS = (
     *(
         "ConfigError",
@@ -67,7 +69,8 @@ class Restarts:
 
 
 class Child:
-    """One process. `tell` hears what becomes of it: `started`, `ended`, `given up`, `said`."""
+    """One process. `tell` hears what becomes of it: `started`, `ended`, `given up`, `said`; `on_log` each line that it
+    writes to stderr."""
 
     def __init__(self, name: str, kind: str, command: list[str], log: Path, tell: Tell, *, speaks: bool) -> None:
         """One that `speaks` prints documents of JSON on stdout."""
@@ -83,6 +86,7 @@ class Child:
         self._log = log
         self._tell = tell
         self._speaks = speaks
+        self.on_log: Callable[[Child, bytes], None] = lambda *_: None
         self._process: asyncio.subprocess.Process | None = None
         self._restarts = Restarts()
         self._is_restarted = False
@@ -193,7 +197,7 @@ class Child:
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if self._speaks else log,
-                stderr=log,
+                stderr=asyncio.subprocess.PIPE if self._speaks else log,
                 limit=LINE_BYTES_MAX,
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
@@ -204,26 +208,38 @@ class Child:
             with contextlib.suppress(OSError):  # a full disk
                 self._log.with_suffix(".pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
             self._tell(self, "started", {"pid": self._process.pid, "starts": self.starts})
-            if self._process.stdout is not None:
-                await self._hear(self._process.stdout, log)
+            if self._process.stdout is not None and self._process.stderr is not None:
+                hearing = asyncio.ensure_future(_hear(self._process.stderr, log, lambda line: self.on_log(self, line)))
+                try:
+                    await _hear(self._process.stdout, log, self._said)
+                    await self._process.wait()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LAST_LINES_S_MAX):  # a process that it left behind may have it open
+                            await hearing
+                finally:
+                    await end_tasks(hearing)
             return await self._process.wait()
 
-    async def _hear(self, stdout: asyncio.StreamReader, log: Any) -> None:
-        with contextlib.suppress(ValueError):  # a line that is longer than we want to hear
-            while line := await stdout.readline():
-                with contextlib.suppress(OSError):  # a full disk is no reason to end it, nor not to hear it
-                    log.write(line)
-                with contextlib.suppress(msgspec.DecodeError):
-                    said = msgspec.json.decode(line, type=dict[str, Any])
-                    if "error" in said and "kind" in said:
-                        self.error, self._error_kind = str(said["error"]), str(said["kind"])
-                    self._tell(self, "said", said)
-        while await stdout.read(LINE_BYTES_MAX):
-            pass
+    def _said(self, line: bytes) -> None:
+        with contextlib.suppress(msgspec.DecodeError):
+            said = msgspec.json.decode(line, type=dict[str, Any])
+            if "error" in said and "kind" in said:
+                self.error, self._error_kind = str(said["error"]), str(said["kind"])
+            self._tell(self, "said", said)
 
     def _give_up(self, why: str) -> None:
         self.state, self.detail, self.error = FAILED, why, why
         self._tell(self, "given up", {"error": why})
+
+
+async def _hear(lines: asyncio.StreamReader, log: Any, take: Callable[[bytes], None]) -> None:
+    with contextlib.suppress(ValueError):  # a line that is longer than we want to hear
+        while line := await lines.readline():
+            with contextlib.suppress(OSError):  # a full disk is no reason to end it, nor not to hear it
+                log.write(line)
+            take(line)
+    while await lines.read(LINE_BYTES_MAX):
+        pass
 
 
 def how_it_ended(code: int) -> str:
@@ -262,8 +278,8 @@ MEND_PAUSE_S_MAX = 60.0
 """Between two restarts; it doubles each time, until the server was well for the longer of these."""
 END_S_MAX = 15.0
 
-Say = Callable[[str, str, str, dict[str, Any]], None]
-"""Takes an event, the sentence for people with its style, and the fields for programs."""
+Say = Callable[[str, str, str, str, dict[str, Any]], None]
+"""Takes a code of the log, an event, the sentence for people with its style, and the fields for programs."""
 
 
 class ServerWatch:
@@ -312,7 +328,7 @@ class ServerWatch:
         self._child.ready()
         if self._restarted:
             self._restarted = False
-            self._say("well", f"{self._child.name} is well again", GOOD, {})
+            self._say("server-well", "well", f"{self._child.name} is well again", GOOD, {})
         if now_s - self._well_s > MEND_PAUSE_S_MAX:
             self._pause_s = 0.0
 
@@ -327,13 +343,13 @@ class ServerWatch:
             cause = last_error_in(self._log) or error
             what = f"{self._child.name} keeps nothing more ({cause}), and does not until it is restarted"
             then = f"; waits for {waits_for}" if waits_for else ""
-            self._say("stuck", what + then, BAD, {"error": cause, "waits_for": waits_for or None})
+            self._say("server-stuck", "stuck", what + then, BAD, {"error": cause, "waits_for": waits_for or None})
             self._told = what
         if waits_for:
             return
         self._pause_s = min(MEND_PAUSE_S_MAX, max(MEND_PAUSE_S, 2 * self._pause_s))
         self._not_before_s = now_s + self._pause_s
-        self._say("restarting", f"{self._child.name} is restarted: its disk has room", WARN, {})
+        self._say("server-restarted", "restarting", f"{self._child.name} is restarted: its disk has room", WARN, {})
         self._restarted, self._seen_s, self._told = True, 0.0, ""
         await self._child.restart(END_S_MAX)
 
@@ -358,18 +374,25 @@ class ServerWatch:
 
 MEMBER_S_MAX = 30.0
 """A worker that is no member for longer is reported. Joining takes about a second while the servers answer."""
+START_S_MAX = 120.0
+"""A worker that has not joined yet is only said to be starting until then: a busy machine takes long for it."""
+STILL_STARTING, NO_MEMBER = "still starting", "no member"
 
 
-async def watch_members(workers: list[Child], say: Callable[[Child, str, dict[str, Any]], None]) -> None:
-    """Tells `say` once of each worker that is no member for too long, and again after it was one; until cancelled."""
-    told: dict[str, None] = {}
+async def watch_members(workers: list[Child], say: Callable[[Child, str, str, dict[str, Any]], None]) -> None:
+    """Tells `say`, once for each, which workers take long to start or are no members for too long; until cancelled."""
+    told: dict[str, str] = {}
     while True:
         for child in workers:
             if child.unready_s <= MEMBER_S_MAX:
                 told.pop(child.name, None)
-            elif child.name not in told:
-                told[child.name] = None
+                continue
+            starts = child.state == STARTING and child.unready_s <= START_S_MAX
+            event = STILL_STARTING if starts else NO_MEMBER
+            what = "is still starting after" if starts else "has not been a member of the fleet for"
+            if told.get(child.name) != event:
+                told[child.name] = event
                 why = child.detail or "it does not say why; see its log"
-                text = f"{child.name}, pid {child.pid}, is no member of the fleet for {child.unready_s:.0f} s: {why}"
-                say(child, text, {"pid": child.pid, "seconds": round(child.unready_s, 1), "reason": why})
+                text = f"{child.name}, pid {child.pid}, {what} {child.unready_s:.0f} s: {why}"
+                say(child, event, text, {"pid": child.pid, "seconds": round(child.unready_s, 1), "reason": why})
         await asyncio.sleep(WELL_EVERY_S)

@@ -90,11 +90,11 @@ class ClusterNotes(Struct, frozen=True):
         )
 
 
-def add_config(actions: Any, common: argparse.ArgumentParser) -> None:
+def add_config(actions: Any) -> None:
     """Adds `cluster config`."""
     config = actions.add_parser(
         "config",
-        parents=[common],
+        run=run,
         help="write server configurations",
         description="Writes a nats-server configuration for each host, with new passwords; explains the key lines.",
         epilog=EXAMPLES,
@@ -110,7 +110,6 @@ def add_config(actions: Any, common: argparse.ArgumentParser) -> None:
     config.add_argument("--tls-key", metavar="FILE", help="its key")
     config.add_argument("--tls-ca", metavar="FILE", help="the CA of accepted client certificates")
     config.add_argument("--no-mqtt", action="store_true", help="no listener for devices that speak MQTT")
-    config.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -349,27 +348,25 @@ replaced like this: under its old name it would count for a majority at once, wi
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `cluster` and what is under it."""
     parser = commands.add_parser(
         "cluster",
-        parents=[common],
         help="servers for a fleet on several machines",
         description="Prepares and repairs the NATS servers of a fleet that runs on several machines.",
     )
     actions = parser.add_subparsers(metavar="ACTION", title="actions", required=True)
-    add_config(actions, common)
+    add_config(actions)
     look = actions.add_parser(
         "check",
-        parents=[common],
+        run=check_cluster,
         help="find problems of a cluster, and remedies",
         description="Checks majority, replicas, syncs, stores, clocks and shards of a cluster. Changes nothing.",
     )
     _add_urls(look)
-    look.set_defaults(run=check_cluster)
     replace = actions.add_parser(
         "replace",
-        parents=[common],
+        run=replace_server,
         help="replace a permanently lost server",
         description="Moves the replicas of a permanently lost server to one that has joined, while the cluster runs.",
         epilog=REPLACE_EXAMPLES,
@@ -378,7 +375,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_urls(replace)
     replace.add_argument("--system", metavar="URL", help="the same servers, as the user of the system account")
     replace.add_argument("--within", metavar="S", type=float, default=WITHIN_S, help=f"give up after ({WITHIN_S:g})")
-    replace.set_defaults(run=replace_server)
 
 
 def _add_urls(parser: argparse.ArgumentParser) -> None:

@@ -39,11 +39,11 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `compile`."""
     parser = commands.add_parser(
         "compile",
-        parents=[common],
+        run=run,
         help="compile agents ahead, so that a device need not",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -54,7 +54,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cpu", choices=(HOST, GENERIC), default=HOST, help="for this processor, or for any like it")
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -330,7 +330,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `completion`."""
     group = commands.add_parser(
         "completion",
@@ -341,13 +341,12 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     actions = group.add_subparsers(metavar="SHELL", required=True)
     for shell in SHELLS:
-        parser = actions.add_parser(shell, parents=[common], help=f"print the script for {shell}")
+        parser = actions.add_parser(shell, help=f"print the script for {shell}")
         parser.set_defaults(run=run, shell=shell)
     # Without a help text it is not listed: it is for the scripts.
-    parser = actions.add_parser("words", description="What may come next; for the scripts above.")
+    parser = actions.add_parser("words", run=run_words, description="What may come next; for the scripts above.")
     parser.add_argument("--line", metavar="LINE", help="all of the line up to the cursor, instead of its words")
     parser.add_argument("words", metavar="WORD", nargs="*", help="the words behind the program; the last is incomplete")
-    parser.set_defaults(run=run_words)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

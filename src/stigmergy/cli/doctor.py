@@ -32,11 +32,11 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `doctor`."""
     parser = commands.add_parser(
         "doctor",
-        parents=[common],
+        run=run,
         help="check disk, clock, versions, keys, ports, journal",
         description="Checks the machine and the journal, and says how to fix problems.",
         epilog=EXAMPLES,
@@ -44,7 +44,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="fail on warnings too")
     parser.add_argument("--key", metavar="FILE", type=Path, help="the key that the node signs with; else the journal's")
     add_place(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -212,9 +212,9 @@ def _wanted(selection: Selection) -> EventFilter:
 FORMATS = ("jsonl", "cloudevents", "parquet")
 
 
-def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
+def add_action(actions: Any) -> None:
     """Adds `log export`."""
-    parser = actions.add_parser("export", parents=[common], help="to JSON lines, CloudEvents, Parquet, a flight log")
+    parser = actions.add_parser("export", run=run, help="to JSON lines, CloudEvents, Parquet, a flight log")
     parser.add_argument("agent", metavar="KIND/NAME", nargs="?", help="only this agent's")
     parser.add_argument("--format", choices=FORMATS, help="what to write (jsonl)")
     parser.add_argument("--to", dest="file", metavar="FILE|FOLDER/", help="where to; else stdout")
@@ -230,7 +230,6 @@ def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--upto", dest="last", metavar="P", type=int, help="up to this position")
     parser.add_argument("--shard", metavar="N", type=int, help="only this shard's")
     add_place(parser, fleet=False, nats=True)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

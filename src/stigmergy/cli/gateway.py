@@ -12,8 +12,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from stigmergy.app.config import Config
-from stigmergy.app.fleet import Fleet, Running, make_process_ours
+from stigmergy.app.fleet import Fleet, Running, journal_path, make_process_ours
 from stigmergy.app.gateway import (
     NODE,
     GatewayPlan,
@@ -28,12 +30,15 @@ from stigmergy.app.gateway import (
 )
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.tasks import end_tasks
+from stigmergy.bus.port import UP
+from stigmergy.cli.api.metrics import add_metrics, metrics_of
 from stigmergy.cli.display import exits
+from stigmergy.cli.display.logs import add_log, log_of
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output
 from stigmergy.cli.display.places import config_of, fleet_spec, folder_of, load_fleet, url_of
+from stigmergy.cli.display.troubles import LOG
 from stigmergy.cli.run import NodeRun, run_to_the_end
 from stigmergy.control.live import Live
-from stigmergy.network.bus_link import UP
 from stigmergy.uplink.rules import UplinkRule
 
 LOOK_S = 0.25
@@ -50,11 +55,11 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `gateway`."""
     parser = commands.add_parser(
         "gateway",
-        parents=[common],
+        run=run,
         help="run the node of a site, with its own leaf server",
         description="Runs a fleet at a site on its own NATS server, which links it to the level above.",
         epilog=EXAMPLES,
@@ -107,7 +112,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--take-over", action="store_true", help="take the site over from another gateway that is permanently gone"
     )
-    parser.set_defaults(run=run)
+    add_metrics(parser)
+    add_log(parser)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -122,7 +128,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             raise ConfigError("--at-hub runs no server; give --hub or --leaf-port for a gateway, or --at-hub alone")
         fleet = load_fleet(spec, folder_of(arguments))
         hub = HubPlan(fleet=fleet, url=arguments.at_hub, site=site or "local")
-        return run_to_the_end(_AtHub(hub, output).live_and_die())
+        with log_of(arguments, config, fleet.name, "hub") as output.log:
+            return run_to_the_end(_AtHub(hub, output).live_and_die())
     if site is None:
         raise ConfigError("which site? Give --site NAME: it is part of all topics here, and what the hub knows it by")
     if not arguments.hub and arguments.leaf_port is None:
@@ -131,7 +138,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         )
     fleet = load_fleet(spec, folder_of(arguments))
     plan = _plan(arguments, config, fleet, site)
-    return run_to_the_end(_Gateway(fleet, plan, arguments, config, output).live_and_die())
+    with log_of(arguments, config, fleet.name, "gateway", plan.node) as output.log:
+        return run_to_the_end(_Gateway(fleet, plan, arguments, config, output).live_and_die())
 
 
 def _plan(arguments: argparse.Namespace, config: Config, fleet: Fleet, site: str) -> GatewayPlan:
@@ -178,13 +186,14 @@ class _AtHub:
                 ends[0].result()
         finally:
             await end_tasks(*ends)
-        self._output.document({"event": "stopped", "fleet": self._plan.fleet.name, "reason": "signal"})
-        self._output.line("stopped ", (self._plan.fleet.name, NAME))
+        document = {"event": "stopped", "fleet": self._plan.fleet.name, "reason": "signal"}
+        self._output.tell("node-stopped", "stopped ", (self._plan.fleet.name, NAME), document=document)
         return exits.OK
 
     def _tell(self, state: str, why: str) -> None:
-        self._output.document({"event": "hub", "state": state, "why": why, "fleet": self._plan.fleet.name})
-        self._output.line((state, GOOD if state == "hands-out" else WARN), f"  {why}")
+        document = {"event": "hub", "state": state, "why": why, "fleet": self._plan.fleet.name}
+        style = GOOD if state == "hands-out" else WARN
+        self._output.tell("hub-collects", (state, style), f"  {why}", document=document)
 
 
 class _Gateway:
@@ -209,7 +218,10 @@ class _Gateway:
             if self._arguments.take_over:
                 await drop_claim(self._plan, leaf)
             running = self._running(leaf)
-            node = NodeRun(self._fleet, running, self._arguments.socket or running.socket, self._output)
+            beside = journal_path(running.url)
+            metrics = metrics_of(self._arguments, self._config, beside, self._fleet)
+            path = self._arguments.socket or running.socket
+            node = NodeRun(self._fleet, running, path, self._output, metrics=metrics, role="gateway")
             node.on_live = lambda live: self._begin(live, leaf)
             return await node.live_and_die()
         finally:
@@ -222,27 +234,24 @@ class _Gateway:
         given = self._arguments.journal or self._config.fleet.journal
         journal = f"sqlite:{folder / name}.db" if given is None else url_of(given)
         key = self._arguments.key or (None if self._config.fleet.key else folder / f"{name}.key")
-        running = Running(self._fleet, self._config, journal, key, None, (), (), node_config_of(self._plan, leaf))
-        running.say = self._output.note
+        place = structs.replace(node_config_of(self._plan, leaf), take_over=self._arguments.take_over)
+        running = Running(self._fleet, self._config, journal, key, None, (), (), place)
         return running
 
     def _begin(self, live: Live, leaf: Leaf) -> None:
         plan, server = self._plan, leaf.server.plan
-        self._output.document(
-            {
-                "event": "gateway",
-                "site": plan.site,
-                "gateway": leaf.identity.gateway,
-                "nats": leaf.address,
-                "mqtt": leaf.mqtt_address,
-                "leaf_port": server.leaf_port,
-                "hubs": [hub.rpartition("@")[2] for hub in plan.hubs],
-            }
-        )
+        document = {
+            "event": "gateway",
+            "site": plan.site,
+            "gateway": leaf.identity.gateway,
+            "nats": leaf.address,
+            "mqtt": leaf.mqtt_address,
+            "leaf_port": server.leaf_port,
+            "hubs": [hub.rpartition("@")[2] for hub in plan.hubs],
+        }
         below = f", gateways on {plan.host}:{server.leaf_port}" if server.leaf_port else ""
-        self._output.line(
-            ("site", GOOD), " ", (plan.site, NAME), f"  mqtt://{leaf.mqtt_address}, nats://{leaf.address}{below}"
-        )
+        where = f"  mqtt://{leaf.mqtt_address}, nats://{leaf.address}{below}"
+        self._output.tell("site-open", ("site", GOOD), " ", (plan.site, NAME), where, document=document)
         self._task = asyncio.get_running_loop().create_task(self._watch(live, leaf), name="gateway watch")
 
     async def _watch(self, live: Live, leaf: Leaf) -> None:
@@ -255,7 +264,7 @@ class _Gateway:
             if above is not None and above.is_up:
                 leaf.recognise()
             if leaf.restarts != restarts and leaf.trouble:
-                self._output.note(leaf.trouble, "yellow")
+                LOG.say("leaf-restarted", leaf.trouble)
             restarts = leaf.restarts
             steady_s = steady_s + LOOK_S if standing.link == before else 0.0
             before = standing.link
@@ -265,13 +274,14 @@ class _Gateway:
             await asyncio.sleep(LOOK_S)
 
     def _tell(self, state: str, why: str) -> None:
-        self._output.document({"event": "link", "state": state, "why": why, "site": self._plan.site})
+        document = {"event": "link", "state": state, "why": why, "site": self._plan.site}
         if not self._plan.hubs:
-            return
-        if state == UP:
-            self._output.line(("linked", GOOD), " to the hub")
+            self._output.document(document)
+        elif state == UP:
+            self._output.tell("site-linked", ("linked", GOOD), " to the hub", document=document)
         else:
-            self._output.line((state, WARN), f"  the site goes on by itself: {why}")
+            what = f"  the site goes on by itself: {why}"
+            self._output.tell("site-alone", (state, WARN), what, document=document)
 
 
 __all__ = ["add_commands", "run"]

@@ -34,7 +34,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `keys`."""
     group = commands.add_parser(
         "keys",
@@ -43,28 +43,25 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EXAMPLES,
     )
     actions = group.add_subparsers(metavar="ACTION", required=True)
-    parser = actions.add_parser("new", parents=[common], help="make a key in a new file")
+    parser = actions.add_parser("new", run=new, help="make a key in a new file")
     parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("--comment", default="", help="up to 64 characters that say whose key it is")
-    parser.set_defaults(run=new)
     for name, shown, what in (
         ("show", encode_public_key, "print the public line of a key"),
         ("fingerprint", fingerprint, "print the few letters that people compare"),
     ):
-        parser = actions.add_parser(name, parents=[common], help=what)
+        parser = actions.add_parser(name, help=what)
         parser.add_argument("key", metavar="KEY", help="a key file, private or public, a public line or hex digits")
         parser.set_defaults(run=show, shown=shown)
-    parser = actions.add_parser("rotate", parents=[common], help="let another key sign a journal")
+    parser = actions.add_parser("rotate", run=rotate, help="let another key sign a journal")
     parser.add_argument("--old", metavar="FILE", type=Path, help="a key that may sign now; not needed if a node runs")
     parser.add_argument("--new", metavar="KEY", required=True, help="the key that may sign from now on")
     add_place(parser, fleet=False)
-    parser.set_defaults(run=rotate)
-    parser = actions.add_parser("revoke", parents=[common], help="end the validity of a key's signatures")
+    parser = actions.add_parser("revoke", run=revoke, help="end the validity of a key's signatures")
     parser.add_argument("key", metavar="KEY", help="the key to revoke")
     parser.add_argument("--with", dest="signing", metavar="FILE", type=Path, help="another key that may sign now")
     parser.add_argument("--last-position", metavar="P", type=int, help="its last position that counts; else up to now")
     add_place(parser, fleet=False)
-    parser.set_defaults(run=revoke)
 
 
 def new(arguments: argparse.Namespace, output: Output) -> int:

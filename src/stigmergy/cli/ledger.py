@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `ledger` and what is under it."""
     group = commands.add_parser(
         "ledger",
@@ -32,20 +32,18 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EXAMPLES,
     )
     actions = group.add_subparsers(metavar="ACTION", required=True)
-    parser = actions.add_parser("show", parents=[common], help="read and verify it, and say who may write")
+    parser = actions.add_parser("show", run=show, help="read and verify it, and say who may write")
     _add_place(parser)
-    parser.set_defaults(run=show)
     for name, what, run in (
         ("enrol", "let another key write", enrol),
         ("revoke", "let a key write no more", revoke),
     ):
-        parser = actions.add_parser(name, parents=[common], help=what)
+        parser = actions.add_parser(name, run=run, help=what)
         parser.add_argument("key", metavar="KEY", help="its file, public line or hex digits")
         parser.add_argument(
             "--with", dest="signing", metavar="FILE", type=Path, required=True, help="a private key that may write"
         )
         _add_place(parser)
-        parser.set_defaults(run=run)
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:

@@ -169,22 +169,19 @@ def _show(found: dict[str, Any], output: Output) -> None:
 # A running node is asked; for a stopped one the record beside the journal is changed, while the journal is claimed.
 
 
-def add_action(actions: Any, common: argparse.ArgumentParser) -> None:
+def add_action(actions: Any) -> None:
     """Adds `log hold`."""
     group = actions.add_parser("hold", help="keep the log from being dropped")
     kinds = group.add_subparsers(metavar="ACTION", required=True)
-    parser = kinds.add_parser("set", parents=[common], help="hold the log of an agent, or all of it")
+    parser = kinds.add_parser("set", run=set_hold, help="hold the log of an agent, or all of it")
     parser.add_argument("agent", metavar="KIND/NAME", nargs="?", default="", help="the log of its shard; else all")
     parser.add_argument("--since", metavar="TIME", help="from this time on, such as 2026-11-15T08:00:00Z; else all")
     _add_reason(parser, "why it is held, for those who find it in a year")
-    parser.set_defaults(run=set_hold)
-    parser = kinds.add_parser("clear", parents=[common], help="clear it; the record keeps who and why")
+    parser = kinds.add_parser("clear", run=clear, help="clear it; the record keeps who and why")
     parser.add_argument("hold", metavar="NUMBER", type=int, help="which; see list")
     _add_reason(parser, "why it may go")
-    parser.set_defaults(run=clear)
-    parser = kinds.add_parser("list", parents=[common], help="holds that are open, and those that were cleared")
+    parser = kinds.add_parser("list", run=list_holds, help="holds that are open, and those that were cleared")
     add_place(parser, fleet=False, nats=True)
-    parser.set_defaults(run=list_holds)
 
 
 def _add_reason(parser: argparse.ArgumentParser, help_text: str) -> None:
@@ -272,7 +269,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `log`."""
     group = commands.add_parser(
         "log",
@@ -281,7 +278,7 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog=EXAMPLES,
     )
     actions = group.add_subparsers(metavar="ACTION", required=True)
-    parser = actions.add_parser("show", parents=[common], help="events, answers and effects, in order")
+    parser = actions.add_parser("show", run=show, help="events, answers and effects, in order")
     parser.add_argument("agent", metavar="KIND/NAME", nargs="?", help="only this agent's")
     parser.add_argument("--from", dest="first", metavar="P", type=int, help="from this position on")
     parser.add_argument("--to", dest="last", metavar="P", type=int, help="up to this position")
@@ -289,16 +286,14 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard", metavar="N", type=int, help="only this shard's")
     parser.add_argument("--limit", metavar="N", type=int, default=100, help="so many entries (100)")
     add_place(parser, fleet=False, nats=True)
-    parser.set_defaults(run=show)
-    parser = actions.add_parser("verify", parents=[common], help="check digests, chain, signatures, snapshots")
+    parser = actions.add_parser("verify", run=verify, help="check digests, chain, signatures, snapshots")
     parser.add_argument("files", metavar="FILE", nargs="*", type=Path, help="flight logs; without any, the journal")
     parser.add_argument(
         "--key", metavar="PUBLIC", help="a public key, as a file, a line or hex, that must have signed it"
     )
     add_place(parser, fleet=False, nats=True)
-    parser.set_defaults(run=verify)
-    export.add_action(actions, common)
-    add_action(actions, common)
+    export.add_action(actions)
+    add_action(actions)
 
 
 # ---------------------------------------------------------------------- show

@@ -38,7 +38,7 @@ from stigmergy.cli import (
 from stigmergy.cli import (
     peers as company,
 )
-from stigmergy.cli.api import proto, serve, token, view
+from stigmergy.cli.api import profile, proto, serve, token, trace, view, workflows
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
 from stigmergy.cli.stores import blob, restore
@@ -52,8 +52,10 @@ GROUPS = (
     serve,
     token,
     agent,
+    workflows,
     view,
     log,
+    trace,
     capture,
     replay,
     restore,
@@ -61,6 +63,7 @@ GROUPS = (
     node,
     company,
     top,
+    profile,
     cluster,
     ledger,
     doctor,
@@ -90,19 +93,11 @@ exit codes:
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="JSON on stdout, and only that")
-    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
-    parser = Parser(
-        prog="stigmergy",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        parents=[common],
-    )
+    parser = Parser(prog="stigmergy", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"stigmergy {version()}")
     commands: Any = parser.add_subparsers(metavar="COMMAND", title="commands")
     for group in GROUPS:
-        group.add_commands(commands, common)
+        group.add_commands(commands)
     return parser
 
 
@@ -114,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(given, output)
     except KeyboardInterrupt as error:
-        output.note("interrupted")
+        if output.log is None or not output.log.is_json:
+            output.note("interrupted")
         return exits.code_of(error)
     except BrokenPipeError:
         # The reader of our output closed it. Python would complain once more when it closes stdout.

@@ -19,18 +19,17 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `new`."""
     parser = commands.add_parser(
         "new",
-        parents=[common],
+        run=run,
         help="start a project: an agent, its test, its settings",
         description="Makes a folder with a small agent that works, its test and its settings. Overwrites nothing.",
         epilog=EXAMPLES,
     )
     parser.add_argument("name", metavar="NAME", help="of the module and the fleet, such as water_pump")
     parser.add_argument("--dir", metavar="DIR", type=Path, help="the folder to make, or an empty one; else NAME here")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

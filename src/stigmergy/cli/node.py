@@ -11,6 +11,7 @@ from typing import Any
 from stigmergy.agents.assignment import shown
 from stigmergy.app.fleet import PublicKey, fingerprint
 from stigmergy.base.errors import ConfigError, NotRunning
+from stigmergy.bus.port import NO_BUS, UP
 from stigmergy.cli.cluster import add_cluster, status_of_cluster
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.frames import ranges, replication_fields
@@ -38,8 +39,7 @@ from stigmergy.control.protocol import (
     StopRequest,
 )
 from stigmergy.control.replies import CopyReply, HeadReply, LinkReply, ProcessReply, SignerReply
-from stigmergy.network.bus_link import NO_BUS, UP
-from stigmergy.uplink.sender import UplinkStatus
+from stigmergy.uplink.messages import UplinkStatus
 
 STOP_WAIT_S = 30.0
 WORKER_HINT = "start one: stigmergy worker MODULE:FLEET --nats URL"
@@ -50,59 +50,56 @@ LETTERS_EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds the commands for operators."""
     parser = commands.add_parser(
-        "status", parents=[common], help="show the state of a node", description="Shows the state of a running node."
+        "status", run=status, help="show the state of a node", description="Shows the state of a running node."
     )
     add_place(parser, nats=True)
     add_cluster(parser)
-    parser.set_defaults(run=status)
     parser = commands.add_parser(
         "roster",
-        parents=[common],
+        run=roster,
         help="show the record layout of a compiled kind",
         description="Shows the record layout of a compiled kind, and how many agents of it there are.",
     )
     parser.add_argument("kind", metavar="KIND", help="a compiled kind of the fleet, such as Drone")
     add_place(parser, nats=True)
-    parser.set_defaults(run=roster)
     parser = commands.add_parser(
         "letters",
-        parents=[common],
+        run=letters,
         help="show inputs that failed, retry or drop them",
-        description="Lists the dead letters of a running node: inputs on which an agent failed.",
+        description=(
+            "Lists the dead letters of a running node, and of the other nodes on its bus: inputs on which an agent "
+            "failed. Those of another node have its name behind the id, and are retried and dropped there."
+        ),
         epilog=LETTERS_EXAMPLES,
     )
     parser.add_argument("action", choices=("list", "retry", "drop"), nargs="?", default="list")
     parser.add_argument("letter", metavar="ID", nargs="?", help="which dead letter, as listed")
     add_place(parser, nats=True)
-    parser.set_defaults(run=letters)
     parser = commands.add_parser(
         "commands",
-        parents=[common],
+        run=list_commands,
         help="show commands on their way to agents of other nodes",
         description="Lists commands that a running node has sent on to agents of other nodes, and their last answers.",
     )
     add_place(parser, nats=True)
-    parser.set_defaults(run=list_commands)
     parser = commands.add_parser(
         "resume",
-        parents=[common],
+        run=resume,
         help="resume a stopped agent",
         description="Resumes an agent that its supervision has stopped.",
     )
     parser.add_argument("agent", metavar="KIND/NAME")
     add_place(parser, nats=True)
-    parser.set_defaults(run=resume)
     parser = commands.add_parser(
         "stop",
-        parents=[common],
+        run=stop,
         help="drain and stop a node",
         description="Lets a running node finish what it has taken and end, and waits for that.",
     )
     add_place(parser)
-    parser.set_defaults(run=stop)
 
 
 def status(arguments: argparse.Namespace, output: Output) -> int:
@@ -173,7 +170,7 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
         )
     path = find_place(arguments)
     if arguments.action == "list":
-        listing = ask_list(path, LettersRequest())
+        listing = ask_list(path, LettersRequest(everywhere=True))
         for letter in listing.items:
             output.document(letter)
         rows = [
@@ -199,16 +196,22 @@ def letters(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def list_commands(arguments: argparse.Namespace, output: Output) -> int:
-    """Lists commands for agents of other nodes."""
+    """Lists commands for agents of other nodes, and tells that they have not acknowledged."""
     listing = ask_list(find_place(arguments), CommandsRequest())
-    rows: list[tuple[Any, ...]] = []
+    waiting: list[tuple[Any, ...]] = []
+    answered: list[tuple[Any, ...]] = []
     for one in listing.items:
         output.document(one)
         told = ("pending", WARN) if one.accepted is None else ("accepted", GOOD) if one.accepted else ("refused", BAD)
-        rows.append((one.command_id, (one.agent, NAME), one.type, told, one.asked or one.answered, one.standing))
-    output.table(("ID", "AGENT", "COMMAND", "ANSWER", "SINCE", "STANDING") if rows else (), rows)
+        what = one.command_id or f"{one.tells:,} tell{'s' * (one.tells > 1)}"
+        if one.answered:
+            answered.append((what, (one.agent, NAME), told, one.answered, one.standing))
+        else:
+            waiting.append((what, (one.agent, NAME), one.type, told, one.asked, one.standing))
+    output.table(("ID", "AGENT", "COMMAND", "ANSWER", "SINCE", "STANDING") if waiting else (), waiting)
+    output.table(("ID", "AGENT", "ANSWER", "SINCE", "STANDING") if answered else (), answered)
     if listing.is_empty:
-        output.note("no commands: none is on its way to another node, and none was answered within a day")
+        output.note("no commands or tells are on their way to other nodes, and no command was answered within a day")
     return listing.end(output)
 
 
@@ -254,6 +257,7 @@ def _link(link: LinkReply) -> list[tuple[str, Cell]]:
     if link.state == NO_BUS:
         return []
     text = f"{link.state}, {counted(link.members, 'member')}, {link.owed:,} to publish"
+    text += f", {counted(link.tells, 'tell')} for other nodes" if link.tells else ""
     found: list[tuple[str, Cell]] = [
         ("link", (f"{text}; {link.why}" if link.why else text, GOOD if link.state == UP else WARN))
     ]

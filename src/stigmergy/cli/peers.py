@@ -34,11 +34,11 @@ CLAIMS_EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds the commands about shared objects and claims."""
     parser = commands.add_parser(
         "shared",
-        parents=[common],
+        run=shared,
         help="show shared objects, lift quarantines, retire replicas",
         description="Lists the shared objects of a running node, and its quarantines.",
         epilog=SHARED_EXAMPLES,
@@ -47,10 +47,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("subject", metavar="OBJECT|KEY", nargs="?", help="which, as the lists say")
     parser.add_argument("replica", metavar="REPLICA", nargs="?", help="which replica is retired, as show says")
     add_place(parser, nats=True)
-    parser.set_defaults(run=shared)
     parser = commands.add_parser(
         "claims",
-        parents=[common],
+        run=claims,
         help="show who holds what, and who waits",
         description="Shows the state of the ledger, as far as this node has read it, and what the node believes.",
         epilog=CLAIMS_EXAMPLES,
@@ -59,7 +58,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "resource", metavar="RESOURCE", nargs="?", help="one resource; else all that are held or awaited"
     )
     add_place(parser, nats=True)
-    parser.set_defaults(run=claims)
 
 
 def shared(arguments: argparse.Namespace, output: Output) -> int:
@@ -103,7 +101,7 @@ def claims(arguments: argparse.Namespace, output: Output) -> int:
         return listing.end(output)
     rows = [_resource_row(one) for one in listing.items]
     here = "THIS NODE" if isinstance(place, Path) else "ITS AGENTS"
-    output.table(("RESOURCE", "HOLDER", "TOKEN", "SINCE", "FOR", "WAITING", here) if rows else (), rows)
+    output.table(("RESOURCE", "HOLDER", "TOKEN", "POSITION", "FOR", "WAITING", here) if rows else (), rows)
     if listing.is_empty:
         output.note("nobody holds anything or waits for it, as far as this node has read the ledger")
     return listing.end(output)

@@ -28,11 +28,11 @@ agents are compared with the snapshots that the old code took. The node must not
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `replay`."""
     parser = commands.add_parser(
         "replay",
-        parents=[common],
+        run=run,
         help="compare an old journal with today's code",
         description="Replays a journal against today's code, and lists the differences.",
         epilog=EXAMPLES,
@@ -42,7 +42,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--differences", metavar="N", type=int, default=1_000, help="how many to list; the others are counted (1000)"
     )
     add_place(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

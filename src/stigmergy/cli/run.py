@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -18,12 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from stigmergy.agents.assignment import shown
 from stigmergy.app.fleet import Fleet, NodeConfig, Running, journal_path, make_process_ours
 from stigmergy.app.parts import check_one_process, shown_url
 from stigmergy.base.errors import NotRunning
 from stigmergy.base.tasks import end_tasks
+from stigmergy.cli.api.metrics import MetricsReport, add_metrics, metrics_of
 from stigmergy.cli.api.serve import add_serving, serving_of, tell_serving
 from stigmergy.cli.display import exits
+from stigmergy.cli.display.logs import add_log, log_of
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output, counted, shown_bytes, version
 from stigmergy.cli.display.places import (
     add_peer_keys,
@@ -34,11 +35,13 @@ from stigmergy.cli.display.places import (
     module_folder,
     url_of,
 )
-from stigmergy.cli.display.troubles import LinkWatch, TroubleReport, troubles_of
+from stigmergy.cli.display.troubles import LOG, TroubleWatch
 from stigmergy.control.description import described_recovery
 from stigmergy.control.live import Live
-from stigmergy.control.server import ControlService
+from stigmergy.control.metrics import ProcessMetrics
+from stigmergy.control.protocol import ControlHandler
 from stigmergy.journal.recovery import sum_up_passed_over
+from stigmergy.metrics.samples import Collect
 
 if TYPE_CHECKING:
     from stigmergy.serve.server import ApiServer, Serving
@@ -56,15 +59,16 @@ EXAMPLES = """examples:
   stigmergy run drone:fleet --ledger sqlite:ledger.db    claims, between the nodes of this machine
   stigmergy run drone:fleet --ring telemetry.ring    fed by a producer on this machine
   stigmergy run drone:fleet --serve :8080        and its HTTP API, see http://127.0.0.1:8080/docs
+  stigmergy run drone:fleet --metrics :9100      and http://127.0.0.1:9100/metrics for Prometheus
   stigmergy run                                  what stigmergy.toml says: module = "drone:fleet" under [fleet]
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `run`."""
     parser = commands.add_parser(
         "run",
-        parents=[common],
+        run=run,
         help="run a fleet until it is stopped",
         description="Runs a fleet. Recovers from its journal, listens on a socket beside it, drains on SIGTERM.",
         epilog=EXAMPLES,
@@ -116,9 +120,10 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         default=[],
         help="read a producer's messages from this ring; repeatable",
     )
-    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the HTTP API too, such as :8080 on this machine")
+    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the fleet's page and API, such as :8080 here")
     add_serving(parser)
-    parser.set_defaults(run=run)
+    add_metrics(parser)
+    add_log(parser)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -146,22 +151,25 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     running = Running(
         fleet, config, journal, arguments.key, None, arguments.trust, (), node_config, rings=arguments.ring
     )
-    running.say = output.note
-    _tell_unused(fleet, running.node_config, output)
     path = arguments.socket or running.socket
     beside = journal_path(running.url)
-    serving = serving_of(arguments, arguments.serve, beside, fleet.name, module_folder(spec))
+    serving = serving_of(arguments, arguments.serve, beside, fleet, module_folder(spec))
+    metrics = metrics_of(arguments, config, beside, fleet)
     make_process_ours(large_commits=fleet.has_compiled)
-    return run_to_the_end(NodeRun(fleet, running, path, output, serving).live_and_die())
+    with log_of(arguments, config, fleet.name, "node", running.node_config.node or "") as output.log:
+        _tell_unused(fleet, running.node_config)
+        return run_to_the_end(NodeRun(fleet, running, path, output, serving, metrics).live_and_die())
 
 
-def _tell_unused(fleet: Fleet, node_config: NodeConfig, output: Output) -> None:
+def _tell_unused(fleet: Fleet, node_config: NodeConfig) -> None:
     """What is given and of no use to this fleet is mostly a mistake."""
     plans = fleet.plans.values()
     if node_config.mesh is not None and not any(plan.shared for plan in plans):
-        output.note(f"no agent of {fleet.name} has a Shared field: the mesh {node_config.mesh} is not used", "yellow")
+        text = f"no agent of {fleet.name} has a Shared field: the mesh {node_config.mesh} is not used"
+        LOG.say("option-unused", text)
     if node_config.ledger is not None and not any(plan.ordered for plan in plans):
-        output.note(f"no agent of {fleet.name} has an Ordered field: nobody asks {node_config.ledger}", "yellow")
+        text = f"no agent of {fleet.name} has an Ordered field: nobody asks {node_config.ledger}"
+        LOG.say("option-unused", text)
 
 
 def run_to_the_end(life: Coroutine[Any, Any, int]) -> int:
@@ -192,18 +200,25 @@ class NodeRun:
     """One run of a fleet."""
 
     def __init__(
-        self, fleet: Fleet, running: Running, path: Path, output: Output, serving: Serving | None = None
+        self,
+        fleet: Fleet,
+        running: Running,
+        path: Path,
+        output: Output,
+        serving: Serving | None = None,
+        metrics: MetricsReport | None = None,
+        role: str = "node",
     ) -> None:
         self._fleet = fleet
         self._serving = serving
+        self._metrics = metrics or MetricsReport()
+        self._role = role
         self._running = running
         self._path = path
         self._output = output
         self._stopping = asyncio.Event()
         self._reason = ""
-        self._status_shown = False
-        self._report = TroubleReport()
-        self._link_watch = LinkWatch()
+        self._troubles = TroubleWatch(output, fleet.name)
         self.on_live: Callable[[Live], None] = lambda _: None
         """Called once the fleet runs and listens."""
 
@@ -213,37 +228,41 @@ class NodeRun:
         async with self._running as live:
             self._heed_signals()
             self._tell_recovered(live, time.monotonic() - began_s)
-            service = self._running.service(live, version(), lambda: self._stop("control"))
+            metrics, stop = self._metrics, lambda: self._stop("control")
+            service = self._running.service(live, version(), stop, role=self._role, metrics_url=lambda: metrics.url)
             server = self._running.control(service, self._path)
             await server.start()
             api: ApiServer | None = None
             try:
                 self._tell_listening()
-                api = await self._serve(service, live)
+                collected = ProcessMetrics(lambda: {0: live}, version(), self._role).collect
+                await self._metrics.start(collected, self._fleet.name, self._output)
+                api = await self._serve(service, live, collected)
                 self.on_live(live)
                 await self._wait(live)
             finally:
-                self._clear_status()
-                self._tell_safe_actions(live)
+                self._show("")
+                self._troubles.tell_safe_actions({0: live}, time.monotonic())
                 if api is not None:
                     await api.close()
+                await self._metrics.close()
                 await server.close()
         if live.failure is not None and not isinstance(live.failure, NotRunning):
             raise live.failure
-        self._output.document({"event": "stopped", "fleet": self._fleet.name, "reason": self._reason})
-        self._output.line(
-            "stopped ", (self._fleet.name, NAME), f" ({self._reason}); everything taken is in the journal"
-        )
+        document = {"event": "stopped", "fleet": self._fleet.name, "reason": self._reason}
+        what = f" ({self._reason}); everything taken is in the journal"
+        self._output.tell("node-stopped", "stopped ", (self._fleet.name, NAME), what, document=document)
         return exits.OK
 
-    async def _serve(self, service: ControlService, live: Live) -> ApiServer | None:
+    async def _serve(self, service: ControlHandler, live: Live, collected: Collect) -> ApiServer | None:
         """The HTTP API, if it was asked for."""
         if self._serving is None:
             return None
         from stigmergy.serve.asker import NodeAsker
         from stigmergy.serve.server import ApiServer
 
-        api = ApiServer(self._fleet, NodeAsker(service), self._serving, live.blobs)
+        agents = live.host.settings.metrics.agents
+        api = ApiServer(self._fleet, NodeAsker(service), self._serving, live.blobs, collected, agents=agents)
         tell_serving(self._output, self._fleet.name, await api.start())
         return api
 
@@ -268,8 +287,7 @@ class NodeRun:
         loop = asyncio.get_running_loop()
         for one in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(one)
-        self._clear_status()
-        self._output.note("stopping: finishing what was taken; once more to end at once")
+        LOG.say("node-stopping", "stopping: finishing what was taken; once more to end at once")
 
     def _stop(self, reason: str) -> None:
         self._reason = self._reason or reason
@@ -277,72 +295,48 @@ class NodeRun:
 
     def _tell_recovered(self, live: Live, took_s: float) -> None:
         found = described_recovery(live.recovered)
-        agents = len(live.agents())
-        self._output.document(
-            {
-                "event": "recovered",
-                "fleet": self._fleet.name,
-                **structs.asdict(found),
-                "agents": agents,
-                "seconds": round(took_s, 6),
-            }
-        )
-        name = (self._fleet.name, NAME)
+        agents, resting = len(live.agents()), live.standing().at_rest
+        document = {
+            "event": "recovered",
+            "fleet": self._fleet.name,
+            **structs.asdict(found),
+            "agents": agents,
+            "at_rest": resting,
+            "seconds": round(took_s, 6),
+        }
         if not live.recovered.commits and not live.recovered.snapshots:
-            self._output.line(name, f"  new journal {shown_url(self._running.url)}")
+            what = f"  new journal {shown_url(self._running.url)}"
         else:
             begun = ", ".join(f"{position}" for position in live.recovered.snapshots.values())
             snapshot = f"from the snapshot at {begun}" if begun else "from the beginning of the log"
-            self._output.line(
-                name,
+            what = (
                 f"  recovered {counted(agents, 'agent')} in {took_s:.2f} s: {counted(found.events, 'event')} in "
-                f"{counted(found.commits, 'commit')}, {snapshot}",
+                f"{counted(found.commits, 'commit')}, {snapshot}"
             )
+        self._output.tell("node-recovered", (self._fleet.name, NAME), what, document=document)
+        if resting:
+            what = f"{shown(resting)}: in the journal, and not among agents of this node"
+            self._output.line(("at rest", WARN), f"  {what}; they take nothing, and only send tells that they owe")
         for passed_over in sum_up_passed_over(live.recovered.passed_over):
-            self._output.note(f"passed over: {passed_over}", "yellow")
+            LOG.say("journal-passed-over", f"passed over: {passed_over}")
 
     def _tell_listening(self) -> None:
-        self._output.document(
-            {
-                "event": "listening",
-                "socket": str(self._path),
-                "journal": shown_url(self._running.url),
-                "fleet": self._fleet.name,
-            }
-        )
-        self._output.line(("listening", GOOD), f" on {self._path}")
+        document = {
+            "event": "listening",
+            "socket": str(self._path),
+            "journal": shown_url(self._running.url),
+            "fleet": self._fleet.name,
+        }
+        self._output.tell("node-listening", ("listening", GOOD), f" on {self._path}", document=document)
 
     async def _tell_troubles(self, live: Live) -> None:
-        """What `stigmergy status` would show: when it begins, and when it is over."""
         while True:
-            now_s = time.monotonic()
-            if left_out := self._report.take_left_out(now_s):
-                text = f"{counted(left_out, 'line')} left out in the last minute; see stigmergy status and the log"
-                self._tell({"event": "troubled", "reason": text}, text, WARN)
-            troubles = [*self._link_watch.troubles(live, now_s), *troubles_of(live)]
-            for change in self._report.compare(troubles, now_s):
-                event, head, style = ("resolved", "over: ", GOOD) if change.is_over else ("troubled", "trouble: ", WARN)
-                self._tell({"event": event, "reason": change.text}, head + change.text, style)
-            self._tell_safe_actions(live)
+            self._troubles.look({0: live}, time.monotonic())
             await asyncio.sleep(STATUS_EVERY_S)
-
-    def _tell_safe_actions(self, live: Live) -> None:
-        sent = live.host.safety.sent
-        while sent:
-            one = sent.popleft()
-            document = {"event": "safe action", **structs.asdict(one)}
-            because = f": {one.because}" if one.because else ""
-            self._tell(document, f"safe action {one.action} of {one.agent}{because}", WARN)
-
-    def _tell(self, document: dict[str, str], text: str, style: str) -> None:
-        if self._report.admit(time.monotonic()):
-            self._clear_status()
-            self._output.document({**document, "fleet": self._fleet.name})
-            self._output.note(text, style)
 
     async def _show_status(self, live: Live) -> None:
         """One line at the foot of a terminal, written anew each second."""
-        if self._output.json or not sys.stderr.isatty():
+        if self._output.json or self._output.log is None or not self._output.log.is_terminal:
             return
         before, before_s = _events(live), time.monotonic()
         while True:
@@ -356,17 +350,11 @@ class NodeRun:
             parts += [counted(standing.dead_letters, "dead letter")] if standing.dead_letters else []
             parts += [f"{len(standing.stopped):,} stopped"] if standing.stopped else []
             parts.append(shown_bytes(standing.journal_bytes))
-            self._status_shown = True
-            with contextlib.suppress(OSError):
-                sys.stderr.write("\r\x1b[K" + " · ".join(parts))
-                sys.stderr.flush()
+            self._show(" · ".join(parts))
 
-    def _clear_status(self) -> None:
-        if self._status_shown:
-            self._status_shown = False
-            with contextlib.suppress(OSError):
-                sys.stderr.write("\r\x1b[K")
-                sys.stderr.flush()
+    def _show(self, status: str) -> None:
+        if self._output.log is not None:
+            self._output.log.show_status(status)
 
 
 def _events(live: Live) -> int:

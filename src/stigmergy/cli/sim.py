@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import faulthandler
 import os
@@ -16,6 +17,7 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, Progress, counted
 from stigmergy.control.replies import filled
+from stigmergy.diagnostics.logger import be_quiet
 
 if TYPE_CHECKING:
     from stigmergy.sim.campaign import Campaign, Options, SeedResult, Shrunk
@@ -34,6 +36,7 @@ EXAMPLES = """examples:
   stigmergy sim drones                              20 seeds of a scenario that comes with stigmergy
   stigmergy sim traffic --seeds 1..200 --json       for programs
   stigmergy sim lights:scenario --seed 8123         one run, event by event, node by node
+  stigmergy sim traffic --seed 7 --serve :8080      play it back on the fleet's page: map, agents, time
   stigmergy sim test_lights:test_never_two_greens --faults partition,crash --html run.html
 
 A failing seed is made smaller while it still fails: fewer faults, fewer agents, a shorter run. What is left is printed
@@ -41,11 +44,11 @@ with the command that runs it again. Exit code 1 if any seed fails.
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `sim`."""
     parser = commands.add_parser(
         "sim",
-        parents=[common],
+        run=run,
         help="test a fleet under simulated faults",
         description="Runs a fleet in simulated time on simulated machines, disks and links, and injects faults.",
         epilog=EXAMPLES,
@@ -61,6 +64,9 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", metavar="NUMBERS", help="only these of the faults that the seed draws")
     parser.add_argument("--until", metavar="SECONDS", dest="until_s", type=float, help="heal at this time")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the timeline of one run as a page")
+    parser.add_argument(
+        "--serve", metavar="HOST:PORT", help="play one run back on the fleet's page, such as :8080, until Ctrl-C"
+    )
     parser.add_argument("--jobs", metavar="N", type=int, help="processes (default: one for each core)")
     parser.add_argument(
         "--hang-after",
@@ -71,7 +77,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="end a seed that runs for so long, in real time, and print its stack (default: %(default)g)",
     )
     parser.add_argument("--no-shrink", action="store_true", help="do not shrink a failing seed")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -79,6 +84,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from stigmergy.sim.campaign import run_campaign
     from stigmergy.sim.simulation import find_scenario
 
+    be_quiet()
     options = _options(arguments)
     scenario = find_scenario(arguments.scenario)
     seeds = [arguments.seed] if arguments.seed is not None else read_seeds(arguments.seeds or SEEDS)
@@ -104,6 +110,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.html is not None and told is not None:
         _write_page(arguments.html, arguments.scenario, told[0], told[1], output)
     _show(arguments.scenario, options, campaign, shrunk, None if told is None else told[0], output)
+    if arguments.serve is not None and told is not None:
+        _play_back(arguments.serve, f"{arguments.scenario}, seed {told[0].seed}", told[0], output)
     return exits.REFUSED if campaign.failing else exits.OK
 
 
@@ -150,7 +158,7 @@ def _check_page(path: Path | None) -> None:
 def _wants_timeline(arguments: argparse.Namespace, campaign: Campaign, output: Output) -> bool:
     if campaign.failing and not campaign.ended:
         return False  # a seed that hangs would hang again
-    if arguments.html is not None:
+    if arguments.html is not None or arguments.serve is not None:
         return True
     return not output.json and (arguments.seed is not None or bool(campaign.failing))
 
@@ -193,6 +201,24 @@ def _run_told(
     first = campaign.ended[0] if campaign.ended else campaign.results[0]
     changed = used.apply(scenario)
     return run_seed(changed.setup, first.seed, changed.test, chronicle=True), used
+
+
+def _play_back(listen: str, name: str, outcome: Outcome, output: Output) -> None:
+    """Shows a run on the page until Ctrl-C."""
+    from stigmergy.app.fleet import installed_version
+    from stigmergy.cli.api.serve import serve_playback
+    from stigmergy.control.playback import LogPlayback
+    from stigmergy.serve.listener import read_address
+    from stigmergy.serve.server import Serving
+    from stigmergy.serve.tokens import tokens_path
+
+    log = outcome.log
+    if log is None:
+        output.note("nothing was kept in this run; there is nothing to play back", WARN)
+        return
+    playback = LogPlayback(log.journal, log.fleet, name, installed_version(), log.homes)
+    serving = Serving(read_address(listen), tokens_path(None, log.fleet.name))
+    asyncio.run(serve_playback(log.fleet, playback, serving, output))
 
 
 def _write_page(path: Path, name: str, outcome: Outcome, options: Options, output: Output) -> None:

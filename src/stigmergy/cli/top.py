@@ -42,15 +42,15 @@ EXAMPLES = """examples:
   stigmergy top --json           one line each second, until it is interrupted
   stigmergy top --nats nats://hub:4222 --fleet drone:fleet    a fleet on several workers
 
-keys: e events, c counters, l dead letters, p pause, q quit
+keys: e events, c counters, l dead letters, m times and busy agents, p pause, q quit
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `top`."""
     parser = commands.add_parser(
         "top",
-        parents=[common],
+        run=run,
         help="watch a node, live",
         description="Shows what a running node does, live: rates, what waits, what failed, the last events.",
         epilog=EXAMPLES,
@@ -58,7 +58,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print one frame and exit")
     parser.add_argument("--every", metavar="S", type=float, default=EVERY_S, help="seconds between frames (1)")
     add_place(parser, nats=True)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -143,5 +142,6 @@ def described(seen: Seen) -> dict[str, Any]:
         "commits_per_s": seen.commits_per_s,
         "cpu_percent": seen.cpu_percent,
         "counters_per_s": seen.counters_per_s,
+        "latencies": seen.latencies,
         "status": seen.status,
     }

@@ -15,17 +15,26 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stigmergy.app.fleet import Fleet, load_signer
 from stigmergy.app.ledgers import admit_writers
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.base.tasks import end_tasks
-from stigmergy.cli.children import FAILED, JOINING, UP, Child, ServerWatch, how_it_ended, watch_members
+from stigmergy.cli.api.serve import add_serving, refuse_unserved, serving_of, serving_options
+from stigmergy.cli.children import FAILED, JOINING, STILL_STARTING, UP, Child, ServerWatch, how_it_ended, watch_members
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.frames import Line, draw_standing, duration, fit
+from stigmergy.cli.display.logs import add_log, log_of
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Output, aligned, counted, screen_text
-from stigmergy.cli.display.places import config_of, folder_of, load_fleet
+from stigmergy.cli.display.places import config_of, folder_of, load_fleet, module_folder
+from stigmergy.cli.display.troubles import LOG
+from stigmergy.diagnostics.codes import ERROR
+from stigmergy.diagnostics.codes import WARN as WARN_LEVEL
+from stigmergy.diagnostics.lines import LogLine
 from stigmergy.nats.servers import find_program, on_cluster, parse_address, write_configuration
 from stigmergy.node.needs import BUS, LEDGER, needs_of
+from stigmergy.serve.tokens import how_to_create
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 
 DATA = Path("stigmergy-cluster")
 KEY = "fleet.key"
+TOKENS = "fleet.tokens"
 WORKERS_MAX = 64
 READY_S_MAX = 60.0
 LOOK_S = 0.1
@@ -44,20 +54,23 @@ WORKERS_END_S_MAX = 60.0
 SERVERS_END_S_MAX = 15.0
 SERVER, WORKER, GATEWAY, PROJECT, API = "server", "worker", "gateway", "project", "serve"
 COLLECTOR = "collector"
+TOLD = ("process-failed", "shard-lost", "shard-unfit", "view-failed", "view-waits", "worker-fenced", "worker-waits")
+"""What children say in documents as well, so that it is told already."""
 STYLES = {UP: GOOD, FAILED: BAD}
 EXAMPLES = """examples:
   stigmergy up --nodes 3                              three servers, to try workers and gateways on
   stigmergy up drone:fleet --nodes 3 --workers 2      and two workers of the fleet in drone.py
-  stigmergy up drone:fleet --serve :8080              and the HTTP API of the fleet
+  stigmergy up drone:fleet --serve :8080 --grpc :9090     and the API of the fleet, over HTTP and gRPC
+  stigmergy up drone:fleet --serve 0.0.0.0:8443 --cert fleet.crt --cert-key fleet.pem     for others, with tokens
   stigmergy up drone:fleet --gateway north            and a gateway for devices at the site north
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `up`."""
     parser = commands.add_parser(
         "up",
-        parents=[common],
+        run=run,
         help="run a whole cluster on this machine",
         description="Starts servers, workers and a gateway on this machine, supervises them and shows their state.",
         epilog=EXAMPLES,
@@ -76,14 +89,22 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         "--port", metavar="PORT", type=int, help="where clients connect, and the ports behind it; else free"
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
-    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the HTTP API of the fleet too, such as :8080")
-    parser.set_defaults(run=run)
+    parser.add_argument("--serve", metavar="HOST:PORT", help="serve the fleet's page and API, such as :8080 here")
+    parser.add_argument(
+        "--metrics",
+        action="store_true",
+        help="workers, gateways and views tell Prometheus, each on a free port of loopback",
+    )
+    add_serving(parser, tokens=f"in the folder of the cluster, {DATA / TOKENS}")
+    add_log(parser)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Brings the cluster up, and stays until it is told to end."""
     from stigmergy.nats.servers.folder import ClusterFolder
 
+    if arguments.serve is None:
+        refuse_unserved(arguments, "--serve HOST:PORT")
     if not arguments.fleet and (arguments.workers or arguments.gateway or arguments.serve):
         arguments.fleet = config_of(arguments).fleet.module
         if not arguments.fleet:
@@ -97,12 +118,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.fleet:
         place = config_of(arguments).fleet
         fleet = load_fleet(arguments.fleet, folder_of(arguments))  # a mistake in the module is said once, here
+        if arguments.serve is not None:
+            arguments.tokens = arguments.tokens or arguments.data / TOKENS
+            serving_of(arguments, arguments.serve, None, fleet, module_folder(arguments.fleet))  # what it would refuse
         unmet = needs_of(fleet).unmet(bus=place.bus is not None, ledger=place.ledger is not None)
     find_program()
     folder = ClusterFolder(arguments.data, arguments.nodes, arguments.port)
     try:
         folder.check_ports()
-        return asyncio.run(_Cluster(folder, arguments, fleet, workers, unmet, output).live_and_die())
+        name = "" if fleet is None else fleet.name
+        with log_of(arguments, config_of(arguments), name, "up") as output.log:
+            return asyncio.run(_Cluster(folder, arguments, fleet, workers, unmet, output).live_and_die())
     finally:
         folder.close()
 
@@ -132,7 +158,7 @@ class _Cluster:
         if self._gateways and self._workers:
             self._gateways.append(self._collector())
         self._projectors = [self._projector(fleet)] if fleet is not None and fleet.views and self._workers else []
-        self._apis = [] if arguments.serve is None else [self._api(arguments.serve)]
+        self._apis = [] if arguments.serve is None else [self._api()]
         self._stopping = asyncio.Event()
         self._reason = ""
         self._failure: StigmergyError | None = None
@@ -164,8 +190,9 @@ class _Cluster:
             await end_tasks(showing)
         if self._failure is not None:
             raise self._failure
-        self._output.document({"event": "stopped", "reason": self._reason, "folder": str(self._folder.path)})
-        self._output.line(f"stopped ({self._reason}); the next `stigmergy up` goes on from {self._folder.path}")
+        document = {"event": "stopped", "reason": self._reason, "folder": str(self._folder.path)}
+        text = f"stopped ({self._reason}); the next `stigmergy up` goes on from {self._folder.path}"
+        self._output.tell("node-stopped", text, document=document)
         return exits.OK
 
     # ------------------------------------------------------------------ what there is
@@ -182,9 +209,9 @@ class _Cluster:
     def _watch(self, number: int) -> ServerWatch:
         plan, child = self._plans[number], self._servers[number]
 
-        def say(event: str, text: str, style: str, fields: dict[str, Any]) -> None:
-            self._output.document({"event": event, "process": child.name, **fields})
-            self._note(text, style)
+        def say(code: str, event: str, text: str, style: str, fields: dict[str, Any]) -> None:
+            document = {"event": event, "process": child.name, **fields}
+            self._output.tell(code, (text, style), document=document)
 
         return ServerWatch(child, plan, self._folder.path / f"{plan.name}.log", say)
 
@@ -196,10 +223,15 @@ class _Cluster:
         url, key = self._folder.kept_url, self._folder.path / KEY
         # What sites send up reaches workers over their bus.
         bus = ["--bus", url] if BUS in self._unmet or self._arguments.gateway else []
-        return ["--nats", url, "--key", str(key), *bus, *self._ledger_option()]
+        return ["--nats", url, "--key", str(key), *bus, *self._ledger_option(), *self._metrics_option()]
 
     def _ledger_option(self) -> list[str]:
         return ["--ledger", self._folder.kept_url] if LEDGER in self._unmet else []
+
+    def _metrics_option(self) -> list[str]:
+        """A port of its own for each: that of the configuration would be all of theirs."""
+        wanted = self._arguments.metrics or config_of(self._arguments).fleet.metrics is not None
+        return ["--metrics", "127.0.0.1:0"] if wanted else []
 
     def _gateway(self, site: str) -> Child:
         name = f"gateway-{site}"
@@ -207,7 +239,8 @@ class _Cluster:
         hubs = [text for hub in self._folder.hubs for text in ("--hub", hub)]
         data = ["--data", str(self._folder.path / name), "--hub-replicas", str(len(self._plans))]
         listens = ["--port", str(ports["client"]), "--mqtt-port", str(ports["mqtt"])]
-        return self._speaking(name, GATEWAY, "--site", site, *hubs, *data, *listens, *self._ledger_option())
+        options = (*data, *listens, *self._ledger_option(), *self._metrics_option())
+        return self._speaking(name, GATEWAY, "--site", site, *hubs, *options)
 
     def _collector(self) -> Child:
         """Distributes what the sites send up to the workers."""
@@ -216,18 +249,22 @@ class _Cluster:
     def _projector(self, fleet: Fleet) -> Child:
         """Keeps the views of the fleet: workers do not, because each has only some of the shards."""
         rows = config_of(self._arguments).fleet.views or f"sqlite:{self._folder.path / f'{fleet.name}.views'}"
-        return self._speaking("views", PROJECT, "--nats", self._folder.kept_url, "--to", rows)
+        options = ("--to", rows, *self._metrics_option())
+        return self._speaking("views", PROJECT, "--nats", self._folder.kept_url, *options)
 
-    def _api(self, listen: str) -> Child:
-        """The HTTP API of the fleet; its tokens are in the folder of the cluster."""
-        tokens = str(self._folder.path / "fleet.tokens")
-        return self._speaking("api", API, "--nats", self._folder.kept_url, "--listen", listen, "--tokens", tokens)
+    def _api(self) -> Child:
+        """The API of the fleet."""
+        listens = ["--listen", self._arguments.serve, *serving_options(self._arguments)]
+        return self._speaking("api", API, "--nats", self._folder.kept_url, *listens)
 
     def _speaking(self, name: str, kind: str, *options: str) -> Child:
         """A process of our own program, of the command that is called as its kind."""
         config = [] if self._arguments.config is None else ["--config", str(self._arguments.config)]
-        command = [sys.executable, "-m", "stigmergy", kind, self._arguments.fleet, *options, *config, "--json"]
-        return Child(name, kind, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
+        config += ["--log-format", "json", "--json"]
+        command = [sys.executable, "-m", "stigmergy", kind, self._arguments.fleet, *options, *config]
+        child = Child(name, kind, command, self._folder.path / f"{name}.log", self._tell, speaks=True)
+        child.on_log = self._logged
+        return child
 
     @property
     def _all(self) -> list[Child]:
@@ -253,7 +290,7 @@ class _Cluster:
         await self._admit_gateways()
         for child in (*self._workers, *self._gateways, *self._projectors, *self._apis):
             child.begin()
-        self._watching.append(asyncio.ensure_future(watch_members(self._workers, self._say_no_member)))
+        self._watching.append(asyncio.ensure_future(watch_members(self._workers, self._say_unready)))
         self._tell_up()
 
     async def _admit_gateways(self) -> None:
@@ -295,8 +332,8 @@ class _Cluster:
             return
         self._reason = number.name
         self._stopping.set()
-        self._output.document({"event": "stopping", "reason": number.name})
-        self._note("stopping: workers finish what they have taken, then the servers; once more to end at once")
+        text = "stopping: workers finish what they have taken, then the servers; once more to end at once"
+        self._output.tell("node-stopping", text, document={"event": "stopping", "reason": number.name})
 
     # ------------------------------------------------------------------ what is said
 
@@ -307,13 +344,15 @@ class _Cluster:
         if event == "said":
             self._heard(child, fields)
         elif event == "started" and child.starts > 1:
-            self._note(f"{child.name} is started again, pid {fields['pid']}")
+            self._note("child-started", f"{child.name} is started again, pid {fields['pid']}")
+        elif event == "started":
+            LOG.say("child-started", f"{child.name} is started, pid {fields['pid']}", on_stdout=True)
         elif event == "ended":
             self._owns({shard: name for shard, name in self._owners.items() if name != child.name})
             how = how_it_ended(fields["code"]) + (f" ({child.error})" if child.error else "")
-            self._note(f"{child.name} {how}; again in {fields['again_in_s']:g} s", WARN)
+            self._note("child-ended", f"{child.name} {how}; again in {fields['again_in_s']:g} s", WARN)
         elif event == "given up":
-            self._note(f"{child.name} is given up: {fields['error']}", BAD)
+            self._note("child-given-up", f"{child.name} is given up: {fields['error']}", BAD)
             self._given_up(child)
 
     def _given_up(self, child: Child) -> None:
@@ -331,7 +370,7 @@ class _Cluster:
         match said.get("event"):
             case "joined":
                 child.ready(str(said.get("worker", "")))
-                self._note(f"{child.name} has joined as {child.detail}")
+                self._output.line(f"{child.name} has joined as {child.detail}")
             case "owns":
                 self._owns({**self._owners, int(said["shard"]): child.name})
             case "released" | "lost":
@@ -339,33 +378,40 @@ class _Cluster:
                 self._owns({one: name for one, name in self._owners.items() if (one, name) != (shard, child.name)})
             case "fenced":
                 child.unready(JOINING, str(said.get("reason", "")))
-                self._note(f"{child.name}: {said.get('reason', '')}; its shards go to others, it joins again", WARN)
+                what = f"{child.name}: {said.get('reason', '')}; its shards go to others, it joins again"
+                self._output.line((what, WARN))
                 self._owns({one: name for one, name in self._owners.items() if name != child.name})
             case "unfit":
-                self._note(f"{child.name} cannot have shard {said.get('shard')}: {said.get('reason', '')}", BAD)
+                what = f"{child.name} cannot have shard {said.get('shard')}: {said.get('reason', '')}"
+                self._output.line((what, BAD))
             case "waits" | "troubled":
                 child.detail = str(said.get("reason", ""))
                 if child.kind == PROJECT:
-                    self._note(f"{child.name}: {child.detail}", WARN)
+                    # Before the workers have made the logs there is nothing to follow, which is no fault.
+                    self._output.line((f"{child.name}: {child.detail}", WARN if self._told_owned else ""))
+            case "resolved":
+                child.detail = f"over: {said.get('reason', '')}"
             case "projecting":
                 child.ready(", ".join(said.get("views", ())))
-                self._note(f"{child.name} follow the logs: {child.detail}")
+                self._output.line(f"{child.name} follow the logs: {child.detail}")
             case "gateway":
                 child.ready(f"mqtt://{said.get('mqtt', '')}, nats://{said.get('nats', '')}")
-                self._note(f"{child.name} serves its site: {child.detail}")
+                self._output.line(f"{child.name} serves its site: {child.detail}")
             case "hub":
                 child.ready(str(said.get("why", "")))
             case "serving":
-                child.ready(str(said.get("url", "")))
-                self._note(f"{child.name} serves HTTP: {child.detail}/docs", GOOD)
+                child.ready(", ".join(said[name] for name in ("url", "grpc") if name in said))
+                url = said.get("url", "")
+                what = f"{child.name} serves {child.detail}; the fleet's page: {url}/  API: {url}/docs"
+                self._output.line((what, GOOD))
             case "listening" if child.kind == GATEWAY:
                 child.ready()
             case _:
                 pass
 
-    def _say_no_member(self, child: Child, text: str, fields: dict[str, Any]) -> None:
-        self._output.document({"event": "no member", "process": child.name, **fields})
-        self._note(text, BAD)
+    def _say_unready(self, child: Child, event: str, text: str, fields: dict[str, Any]) -> None:
+        code, style = ("worker-starting", WARN) if event == STILL_STARTING else ("worker-absent", BAD)
+        self._output.tell(code, (text, style), document={"event": event, "process": child.name, **fields})
 
     def _owns(self, owners: dict[int, str]) -> None:
         """Says when all shards have an owner, and again when one was without for a while; moves take no time."""
@@ -376,7 +422,7 @@ class _Cluster:
         elif self._since_s:
             if now_s - self._since_s > UNOWNED_S or not self._told_owned:
                 whole = "the shard has" if self._shards == 1 else f"all {self._shards:,} shards have"
-                self._note(f"{whole} an owner", GOOD)
+                self._note("cluster-up", f"{whole} an owner", GOOD)
             self._since_s, self._told_owned = 0.0, True
 
     def _tell_begun(self) -> None:
@@ -401,13 +447,33 @@ class _Cluster:
             ("send", f"stigmergy send KIND/NAME COMMAND FIELD=VALUE --nats {url}{of_fleet}"),
             ("one more worker", shlex.join(["stigmergy", WORKER, spec or "MODULE:FLEET", *self._worker_options()])),
         ]
-        self._output.document({"event": "up", "nats": url, "uses": dict(uses)})
-        self._output.line(("up", GOOD), "  use it from another terminal; Ctrl-C ends it")
+        if self._apis:
+            uses.append(("a token for the API", how_to_create(self._arguments.tokens)))
+        document = {"event": "up", "nats": url, "uses": dict(uses)}
+        self._output.tell(
+            "cluster-up", ("up", GOOD), "  use it from another terminal; Ctrl-C ends it", document=document
+        )
         for what, how in uses:
             self._output.line((f"  {what}: ", HEADING), how)
 
-    def _note(self, text: str, style: str = "") -> None:
-        self._output.line((text, style))
+    def _note(self, code: str, text: str, style: str = "") -> None:
+        self._output.tell(code, (text, style))
+
+    def _logged(self, child: Child, line: bytes) -> None:
+        """A line of a child's log: it goes on as it is, and on a terminal under the child's name, if it says more than
+        what we say ourselves."""
+        assert self._output.log is not None
+        try:
+            logged = msgspec.json.decode(line, type=LogLine)
+        except msgspec.DecodeError:  # of a library that knows no log
+            LOG.say("library", f"{child.name}: {line.decode(errors='replace').rstrip()}")
+            return
+        if self._output.log.is_json:
+            self._output.log.pass_on(line)
+        elif logged.level in (WARN_LEVEL, ERROR) and logged.code not in TOLD and logged.over is not True:
+            self._output.line(
+                (f"{child.name}: {logged.message} [{logged.code}]", BAD if logged.level == ERROR else WARN)
+            )
 
     # ------------------------------------------------------------------ what is shown
 

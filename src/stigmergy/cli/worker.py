@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 from stigmergy.app.fleet import Fleet, make_process_ours
 from stigmergy.app.node_config import NodeConfig, find_node_config
-from stigmergy.app.workers import NatsWorker
+from stigmergy.app.workers import NatsWorker, Worker
+from stigmergy.base.errors import NotOwned
+from stigmergy.base.tasks import end_tasks
+from stigmergy.cli.api.metrics import MetricsReport, add_metrics, metrics_of
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, counted
+from stigmergy.cli.display.logs import add_log, log_of
+from stigmergy.cli.display.output import GOOD, NAME, Output, counted, version
 from stigmergy.cli.display.places import add_peer_keys, config_of, fleet_spec, folder_of, load_fleet
+from stigmergy.cli.display.troubles import LOG, TroubleWatch
 from stigmergy.cli.run import run_to_the_end
+from stigmergy.cluster.worker import UNHEARD
+from stigmergy.control.live import Live
+from stigmergy.control.metrics import ProcessMetrics
+from stigmergy.metrics.samples import SampleSheet
 
+WATCH_S = 1.0
+MOVES = ("owns", "released", "lost")
 EXAMPLES = """examples:
   stigmergy worker drone:fleet --nats nats://hub:4222          a worker of the fleet in drone.py; start more of them
   stigmergy worker drone:fleet --nats nats://hub-1:4222,hub-2:4222,hub-3:4222    with logs on three servers
@@ -28,11 +41,11 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `worker`."""
     parser = commands.add_parser(
         "worker",
-        parents=[common],
+        run=run,
         help="run some shards of a fleet on NATS, beside other workers",
         description="Runs some of a fleet's shards, with logs on NATS. Shards move as workers join, leave or die.",
         epilog=EXAMPLES,
@@ -56,7 +69,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--upgrade", action="store_true", help="run beside workers with other agents or versions, to replace them"
     )
-    parser.set_defaults(run=run)
+    add_metrics(parser)
+    add_log(parser)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -65,7 +79,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     spec = fleet_spec(arguments, config)
     fleet = load_fleet(spec, folder_of(arguments))
     given = NodeConfig(arguments.bus, arguments.site, ledger=arguments.ledger, peers=tuple(arguments.peer))
-    report = WorkerReport(fleet, output)
+    report = WorkerReport(fleet, output, metrics_of(arguments, config, None, fleet))
     worker = NatsWorker(
         fleet,
         arguments.nats,
@@ -76,9 +90,11 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         name=arguments.name,
         upgrade=arguments.upgrade,
         tell=report.tell,
+        metrics_url=lambda: report.metrics.url,
     )
     make_process_ours(large_commits=fleet.has_compiled)
-    return run_to_the_end(_live_and_die(worker, report))
+    with log_of(arguments, config, fleet.name, "worker", arguments.name or "") as output.log:
+        return run_to_the_end(_live_and_die(worker, report))
 
 
 async def _live_and_die(worker: NatsWorker, report: WorkerReport) -> int:
@@ -95,83 +111,135 @@ async def _live_and_die(worker: NatsWorker, report: WorkerReport) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled, number)
         report.connected(worker)
-        await running.run()
+        metrics = ProcessMetrics(lambda: _lives(running), version(), "worker")
+        report.metrics.put = lambda sheet: report.put(sheet, len(running.owned()))
+        await report.metrics.start(metrics.collect, report.fleet.name, report.output)
+        watch = TroubleWatch(report.output, report.fleet.name)
+        watching = asyncio.ensure_future(_watch(running, watch))
+        try:
+            await running.run()
+        finally:
+            await end_tasks(watching)
+            watch.tell_safe_actions(_lives(running), time.monotonic())
+            await report.metrics.close()
     report.stopped()
     return exits.OK
 
 
-class WorkerReport:
-    """Says what happens to a worker: to people in lines, to programs in documents."""
+async def _watch(worker: Worker, watch: TroubleWatch) -> None:
+    """Has the troubles and safe actions of all its shards in the log."""
+    while True:
+        watch.look(_lives(worker), time.monotonic())
+        await asyncio.sleep(WATCH_S)
 
-    def __init__(self, fleet: Fleet, output: Output) -> None:
-        self._fleet = fleet
-        self._output = output
+
+def _lives(worker: Worker) -> dict[int, Live]:
+    """The shards that are this worker's at this very moment."""
+    found: dict[int, Live] = {}
+    for shard in worker.owned():
+        with contextlib.suppress(NotOwned):
+            found[shard] = worker.live(shard)
+    return found
+
+
+class WorkerReport:
+    """Says what happens to a worker: to people in lines, to programs in documents, to Prometheus in numbers."""
+
+    def __init__(self, fleet: Fleet, output: Output, metrics: MetricsReport | None = None) -> None:
+        self.fleet = fleet
+        self.output = output
+        self.metrics = metrics or MetricsReport()
+        self._moves = dict.fromkeys(MOVES, 0)
         self.reason = ""
         """What ended it."""
 
     def connected(self, worker: NatsWorker) -> None:
         """The servers are there."""
         copies = worker.address.replicas
-        self._document("connected", {"nats": worker.address.shown, "replicas": copies, "shards": self._fleet.shards})
+        fields = {"nats": worker.address.shown, "replicas": copies, "shards": self.fleet.shards}
         kept = "once: the loss of that server's disk loses them" if copies == 1 else f"on {copies} servers"
-        self._output.line(
+        self.output.tell(
+            "worker-connected",
             ("connected", GOOD),
-            f" to {worker.address.shown}: {counted(self._fleet.shards, 'log')} of ",
-            (self._fleet.name, NAME),
+            f" to {worker.address.shown}: {counted(self.fleet.shards, 'log')} of ",
+            (self.fleet.name, NAME),
             f", kept {kept}",
+            document=self._document("connected", fields),
         )
 
     def stopped(self) -> None:
         """It is over, in good order."""
-        self._document("stopped", {"reason": self.reason})
-        self._output.line("stopped ", (self._fleet.name, NAME), f" ({self.reason}); its shards are others' or free")
+        document = self._document("stopped", {"reason": self.reason})
+        what = f" ({self.reason}); its shards are others' or free"
+        self.output.tell("node-stopped", "stopped ", (self.fleet.name, NAME), what, document=document)
 
     def tell(self, event: str, fields: dict[str, Any]) -> None:
         """What the worker says."""
-        self._document(event, fields)
-        if not self._output.json:
-            _say(self._output, event, fields)
+        if event in self._moves:
+            self._moves[event] += 1
+        if event == "joined" and self.output.log is not None:
+            self.output.log.node = fields["worker"]
+        _say(self.output, event, fields, self._document(event, fields))
 
-    def _document(self, event: str, fields: dict[str, Any]) -> None:
-        self._output.document({"event": event, "fleet": self._fleet.name, **fields})
+    def put(self, sheet: SampleSheet, owned: int) -> None:
+        """What is of the worker, not of a shard."""
+        info = {"fleet": self.fleet.name, "version": version(), "role": "worker"}
+        sheet.put("stigmergy_node_info", 1, **info)
+        sheet.put("stigmergy_shards", self.fleet.shards)
+        sheet.put("stigmergy_shards_owned", owned)
+        for event, count in self._moves.items():
+            sheet.put("stigmergy_shard_moves_total", count, event=event)
+
+    def _document(self, event: str, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"event": event, "fleet": self.fleet.name, **fields}
 
 
-def _say(output: Output, event: str, fields: dict[str, Any]) -> None:
-    """What happened, in a line for people; nothing of what only programs want to know."""
+def _say(output: Output, event: str, fields: dict[str, Any], document: dict[str, Any]) -> None:
+    """What happened: for people, for programs and in the log. What only programs want to know has no line."""
     match event:
         case "joined":
-            others = counted(len(fields["others"]), "other worker")
-            output.line(("joined", GOOD), " as ", (fields["worker"], NAME), f", beside {others}")
+            others = f", beside {counted(len(fields['others']), 'other worker')}"
+            output.tell("worker-joined", ("joined", GOOD), " as ", (fields["worker"], NAME), others, document=document)
+            return
         case "owns":
             where = f"from position {fields['position']}" if fields["position"] else "new"
-            output.line(("owns", GOOD), f" shard {fields['shard']}, {where}, after {_milliseconds(fields['seconds'])}")
+            what = f" shard {fields['shard']}, {where}, after {_milliseconds(fields['seconds'])}"
+            output.tell("shard-owned", ("owns", GOOD), what, document=document)
+            return
         case "released":
             to = f"to {fields['to']}" if fields["to"] else "to nobody yet"
-            output.line(f"released shard {fields['shard']} {to}, in {_milliseconds(fields['seconds'])}")
+            what = f"released shard {fields['shard']} {to}, in {_milliseconds(fields['seconds'])}"
+            output.tell("shard-released", what, document=document)
+            return
         case "lost":
-            output.note(f"lost shard {fields['shard']}: {fields['reason']}", WARN)
+            said = {"shard-lost": f"lost shard {fields['shard']}: {fields['reason']}"}
         case "unfit":
-            output.note(f"cannot have shard {fields['shard']}: {fields['reason']}", BAD)
+            said = {"shard-unfit": f"cannot have shard {fields['shard']}: {fields['reason']}"}
         case "waits":
             what = f"shard {fields['shard']}" if "shard" in fields else "the servers"
-            output.note(f"waits for {what}: {fields['reason']}", WARN)
+            said = {"worker-waits": f"waits for {what}: {fields['reason']}"}
         case "fenced":
-            output.note(f"{fields['reason']}: others have taken all shards; joining again", WARN)
+            said = {"worker-fenced": f"{fields['reason']}: others may take its shards; joining again"}
         case "leaving":
             owned = counted(len(fields["shards"]), "shard")
-            output.note(f"stopping: handing {owned} over; once more to end at once")
+            said = {"node-stopping": f"stopping: handing {owned} over; once more to end at once"}
         case "clocks":
-            for worker, ahead_s in fields["ahead_s"].items():
-                way = "ahead of" if ahead_s > 0 else "behind"
-                output.note(
-                    f"the clock of worker {worker} is {abs(ahead_s):.0f} s {way} ours; set the clocks (NTP)", WARN
-                )
+            said = {"worker-clock": "; ".join(_clock(*one) for one in fields["ahead_s"].items())}
         case "troubled":
-            output.note(fields["reason"], WARN)
+            said = {"unheard" if fields["reason"] == UNHEARD else "device-failed": fields["reason"]}
         case "prepares":
-            output.note(fields["what"])
+            said = {"agents-compiled": fields["what"]}
         case _:
-            pass
+            said = {}
+    output.document(document)
+    for code, text in said.items():
+        if text:
+            LOG.say(code, text, shard=fields.get("shard"))
+
+
+def _clock(worker: str, ahead_s: float) -> str:
+    way = "ahead of" if ahead_s > 0 else "behind"
+    return f"the clock of worker {worker} is {abs(ahead_s):.0f} s {way} ours; set the clocks (NTP)"
 
 
 def _milliseconds(seconds: float) -> str:

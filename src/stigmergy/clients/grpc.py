@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import grpc
 import msgspec
 
 from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, Overloaded, StigmergyError
 from stigmergy.clients.remote import ToldEvent, WantedEvents, error_of
 from stigmergy.control import protocol, replies
+from stigmergy.control.protocol import trace_headers
+from stigmergy.proto.grpc_library import grpc
 from stigmergy.proto.service import SERVICE, plain_service
 from stigmergy.proto.shapes import Timestamp
 
@@ -73,7 +74,7 @@ class GrpcTransport:
                 found = await self._send(request)
             case protocol.ObserveRequest():
                 asked = self._classes["ObserveRequest"](agent=request.agent, json=_named(request.event, request.fields))
-                await self._call("Observe", asked, "ObserveReply")
+                await self._call("Observe", asked, "ObserveReply", request)
                 found = replies.ObserveReply()
             case protocol.StateRequest():
                 asked = self._classes["GetAgentRequest"](agent=request.agent, at=request.at or "", as_json=True)
@@ -91,12 +92,12 @@ class GrpcTransport:
             case protocol.AgentsRequest():
                 found = await self._list(request)
             case protocol.ViewRequest():
-                given = {name: getattr(request, name) for name in request.__struct_fields__ if name != "v"}
-                reply = await self._call(
-                    "QueryView", self._classes["QueryViewRequest"](**given, as_json=True), "QueryViewReply"
-                )
+                names = [name for name in request.__struct_fields__ if name not in ("v", "node")]
+                given = {name: getattr(request, name) for name in names} | {"of_node": request.node, "as_json": True}
+                reply = await self._call("QueryView", self._classes["QueryViewRequest"](**given), "QueryViewReply")
                 rows = [msgspec.json.decode(row.json) for row in reply.rows]
-                found = replies.ViewReply(request.view, rows, reply.next or None, {})
+                missing = [replies.MissingPart(why=why) for why in reply.missing]
+                found = replies.ViewReply(request.view, rows, reply.next or None, {}, missing)
             case _:
                 raise ConfigError(f"the gRPC service has no {type(request).__name__}")
         return found  # type: ignore[no-any-return]
@@ -106,10 +107,10 @@ class GrpcTransport:
             agent=request.agent, command_id=request.command_id or "", json=_named(request.command, request.fields)
         )
         try:
-            reply = await self._call("Send", asked, "SendReply")
+            reply = await self._call("Send", asked, "SendReply", request)
         except RefusedCall as refused:
             return replies.SendReply(accepted=False, position=None, reason=str(refused))
-        return replies.SendReply(accepted=True, position=reply.position, reason=None)
+        return replies.SendReply(accepted=True, position=reply.position, reason=None, after=reply.after)
 
     async def _list(self, request: protocol.AgentsRequest) -> replies.AgentsReply:
         asked = self._classes["ListAgentsRequest"](
@@ -126,7 +127,13 @@ class GrpcTransport:
         if self._channel is None:
             raise NotRunning("the client is not open; use it inside async with")
         asked = self._classes["WatchRequest"](
-            kinds=wanted.kinds, types=wanted.types, agents=wanted.agents, after=wanted.after, as_json=True
+            kinds=wanted.kinds,
+            types=wanted.types,
+            agents=wanted.agents,
+            after=wanted.after,
+            of_node=wanted.node,
+            as_json=True,
+            area=wanted.area,
         )
         if wanted.since:
             try:
@@ -143,7 +150,8 @@ class GrpcTransport:
             async for told in call:
                 fields = msgspec.json.decode(told.json.fields) if told.agent else None
                 time = told.time.ToJsonString() if told.agent else ""
-                yield ToldEvent(told.after, told.agent, told.type, time, fields)
+                missing = None if told.agent else tuple(told.missing)
+                yield ToldEvent(told.after, told.agent, told.type, time, fields, missing)
         except grpc.aio.AioRpcError as error:
             raise read_status(error, self._target) from None
         except grpc.aio.UsageError:
@@ -152,7 +160,9 @@ class GrpcTransport:
             call.cancel()
         raise NoAnswer(f"{self._target}: the stream ended")
 
-    async def _call(self, method: str, request: Any, reply: str) -> Any:
+    async def _call(
+        self, method: str, request: Any, reply: str, trace: protocol.TracedRequest[Any] | None = None
+    ) -> Any:
         if self._channel is None:
             raise NotRunning("the client is not open; use it inside async with")
         call = self._channel.unary_unary(
@@ -161,7 +171,8 @@ class GrpcTransport:
             response_deserializer=self._classes[reply].FromString,
         )
         try:
-            return await call(request, timeout=ANSWER_S_MAX, metadata=self._metadata)
+            metadata = (*self._metadata, *trace_headers(trace).items())
+            return await call(request, timeout=ANSWER_S_MAX, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise read_status(error, self._target) from None
         except grpc.aio.UsageError:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, StigmergyError, TooLarge
 from stigmergy.clients.remote import ToldEvent, WantedEvents, error_of
 from stigmergy.control import protocol, replies
-from stigmergy.control.protocol import REPLY_BYTES_MAX, UnreadableReply
+from stigmergy.control.protocol import REPLY_BYTES_MAX, UnreadableReply, trace_headers
 
 R = TypeVar("R")
 CONNECTIONS_MAX = 100
@@ -49,6 +49,7 @@ class AcceptedReply(Struct):
     """What we need of the answer to a command that was accepted."""
 
     position: int
+    after: str = ""
 
 
 def read_problem(body: bytes, status: int) -> StigmergyError | str:
@@ -64,6 +65,12 @@ def read_problem(body: bytes, status: int) -> StigmergyError | str:
         text = f"the server answers with status {status} and no reason; is it the API of a fleet?"
         return NotRunning(text) if status in (502, 503) else NoAnswer(text) if status == 504 else ConfigError(text)
     return error_of(kind, problem.detail)
+
+
+def quoted(address: str) -> str:
+    """An address in a path. The name of the fleet, if it is there, is one part with the kind."""
+    kind, _, name = address.rpartition("/")
+    return f"{quote(kind, safe='')}/{quote(name, safe='')}"
 
 
 class HttpTransport:
@@ -96,11 +103,11 @@ class HttpTransport:
                 found = await self._send(request)
             case protocol.ObserveRequest():
                 body = {"agent": request.agent, "event": request.event, "fields": request.fields}
-                self._read(await self._do("POST", "/v1/observations", body), dict[str, Any])
+                self._read(await self._do("POST", "/v1/observations", body, trace=request), dict[str, Any])
                 found = replies.ObserveReply()
             case protocol.StateRequest():
                 query = {} if request.at is None else {"at": request.at}
-                path = f"/v1/agents/{quote(request.agent, safe='/')}"
+                path = f"/v1/agents/{quoted(request.agent)}"
                 found = self._read(await self._do("GET", path, query=query), replies.StateReply)
             case protocol.AgentsRequest():
                 asked = {"kind": request.kind, "where": request.where, "limit": request.limit, "cursor": request.after}
@@ -110,6 +117,7 @@ class HttpTransport:
                 names = ("where", "order", "limit", "cursor", "after")
                 given = {name: value for name in names if (value := getattr(request, name)) not in ("", [])}
                 given["within_s"] = math.ceil(request.within_s)
+                given |= {"of_node": request.node} if request.node else {}
                 answer = await self._do("GET", f"/v1/views/{quote(request.view, safe='')}", query=given)
                 found = self._read(answer, replies.ViewReply)
             case _:
@@ -117,12 +125,12 @@ class HttpTransport:
         return found  # type: ignore[no-any-return]
 
     async def _send(self, request: protocol.SendRequest) -> replies.SendReply:
-        path = f"/v1/agents/{quote(request.agent, safe='/')}/{quote(request.command, safe='')}"
-        answer = await self._do("POST", path, request.fields, command_id=request.command_id)
+        path = f"/v1/agents/{quoted(request.agent)}/{quote(request.command, safe='')}"
+        answer = await self._do("POST", path, request.fields, command_id=request.command_id, trace=request)
         if answer.status_code == 409 and isinstance(reason := read_problem(answer.content, 409), str):
             return replies.SendReply(accepted=False, position=None, reason=reason)
-        position = self._read(answer, AcceptedReply).position
-        return replies.SendReply(accepted=True, position=position, reason=None)
+        said = self._read(answer, AcceptedReply)
+        return replies.SendReply(accepted=True, position=said.position, reason=None, after=said.after)
 
     async def _do(
         self,
@@ -132,8 +140,11 @@ class HttpTransport:
         *,
         query: Mapping[str, Any] | None = None,
         command_id: str | None = None,
+        trace: protocol.TracedRequest[Any] | None = None,
     ) -> httpx.Response:
-        headers = {} if command_id is None else {"idempotency-key": command_id}
+        headers = trace_headers(trace)
+        if command_id is not None:
+            headers["idempotency-key"] = command_id
         content = None
         if body is not None:
             content = msgspec.json.encode(body)
@@ -153,16 +164,19 @@ class HttpTransport:
         query = {"kind": wanted.kinds, "type": wanted.types, "agent": wanted.agents}
         given: dict[str, Any] = {name: value for name, value in query.items() if value}
         given |= {"after": wanted.after} if wanted.after else {"since": wanted.since} if wanted.since else {}
+        given |= {"of_node": wanted.node} if wanted.node else {}
+        given |= {"area": ",".join(map(str, wanted.area))} if wanted.area else {}
         try:
             async with self._http.stream("GET", f"{self._base}/v1/events", params=given) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
                     self._read(answer, dict[str, Any])
+                missing = tuple(filter(None, answer.headers.get("stigmergy-missing", "").split(", ")))
                 async for name, event_id, data in _server_sent(answer):
                     if name == "dropped":
                         yield ToldEvent(event_id)
                         raise NoAnswer(f"{self._shown}: the server ended the stream: {data.decode()}")
-                    yield self._told(event_id, data)
+                    yield self._told(event_id, data, missing)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise NotRunning(f"{self._shown}: {explained(error)}") from None
         except (httpx.HTTPError, httpx.StreamError) as error:
@@ -171,13 +185,13 @@ class HttpTransport:
             raise NotRunning("the client was closed") from None
         raise NoAnswer(f"{self._shown}: the stream ended")
 
-    def _told(self, event_id: str, data: bytes) -> ToldEvent:
+    def _told(self, event_id: str, data: bytes, missing: tuple[str, ...]) -> ToldEvent:
         try:
             told = msgspec.json.decode(data, type=StreamedReply) if data else StreamedReply()
         except msgspec.MsgspecError as error:
             text = f"{self._shown}: an event does not decode ({error}); is it the API of a fleet?"
             raise UnreadableReply(text) from None
-        return ToldEvent(event_id, told.agent, told.type, told.time, told.fields)
+        return ToldEvent(event_id, told.agent, told.type, told.time, told.fields, missing)
 
     def _read(self, answer: httpx.Response, kind: type[R]) -> R:
         if answer.status_code != 200:

@@ -7,39 +7,21 @@ long, what is raised in the end, and that a watch goes on where the connection b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from datetime import datetime
-from typing import Any, Protocol, Self, TypeVar, overload
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
-from stigmergy.agents.agent import Agent
-from stigmergy.agents.messages import Command, Event, Message, spec_of
+from stigmergy.agents.assignment import shown_nodes
+from stigmergy.agents.messages import Event, spec_of
 from stigmergy.base import errors
-from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.base.errors import ConfigError, Malformed, NoAnswer, NotRunning, Overloaded, StigmergyError
-from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, Overloaded, StigmergyError
 from stigmergy.base.tasks import end_tasks
-from stigmergy.bus.presence import Member
-from stigmergy.clients.client import (
-    ANY_TOPIC,
-    REFUSED,
-    AgentT,
-    Client,
-    Heard,
-    Watching,
-    all_agents,
-    check_kind,
-    checked_within,
-    kind_name,
-    typed_state,
-    verdict_of,
-)
-from stigmergy.control import protocol, replies
-from stigmergy.node.intake import check_address, written
-from stigmergy.shard.homes import is_address
-from stigmergy.shard.inputs import Refused, Verdict
+from stigmergy.clients.client import Client, Wanted, check_json, command_id_of, kind_name, log
+from stigmergy.control import protocol
+from stigmergy.node.watching import ANY_TOPIC, Heard, Watching
 
 R = TypeVar("R")
 AGAIN_S = 0.1
@@ -58,6 +40,8 @@ KINDS: dict[str, type[StigmergyError]] = {
     "unknown-message": errors.UnknownTag,
     "unknown-agent": errors.UnknownKind,
     "runs-elsewhere": errors.NotAssigned,
+    "unreachable": errors.Unreachable,
+    "read-only": errors.ReadOnlyLog,
     "too-large": errors.TooLarge,
     "overloaded": errors.Overloaded,
     "too-often": errors.Overloaded,
@@ -89,6 +73,9 @@ class WantedEvents(Struct, frozen=True):
     after: str = ""
     """Positions; empty: from now on, or from `since` on."""
     since: str = ""
+    node: str = ""
+    """Whose log it is; empty: that of the node that is asked."""
+    area: tuple[float, ...] = ()
 
 
 class ToldEvent(Struct, frozen=True):
@@ -99,6 +86,8 @@ class ToldEvent(Struct, frozen=True):
     type: str = ""
     time: str = ""
     fields: Any = None
+    missing: tuple[str, ...] | None = None
+    """Nodes whose events are not in the stream, where it says so."""
 
 
 class Transport(Protocol):
@@ -126,12 +115,11 @@ class Transport(Protocol):
 class RemoteClient(Client):
     """A client over a transport."""
 
-    def __init__(self, transport: Transport, url: str, within_s: float) -> None:
+    def __init__(self, transport: Transport, url: str, within_s: float, fleet: str = "") -> None:
         """`url` is for people."""
+        super().__init__(within_s, fleet)
         self._transport = transport
         self._url = url
-        self._within_s = checked_within(within_s)
-        self._clock, self._entropy = SystemClock(), SystemEntropy()
         self._calls: dict[asyncio.Future[Any], None] = {}
         self._watching: list[RemoteWatching] = []
         self._is_open = self._is_closed = False
@@ -157,113 +145,39 @@ class RemoteClient(Client):
             call.cancel()
         await self._transport.close()
 
-    # ------------------------------------------------------------------ calls
-
-    async def send(
-        self,
-        address: str,
-        command: Command | str,
-        fields: Mapping[str, Any] | None = None,
-        *,
-        command_id: str | None = None,
-        within_s: float | None = None,
-    ) -> Verdict:
-        _check_address(address)
-        named, given = _fields_of(command, fields, Command)
-        command_id = command_id or new_command_id(self._clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
-        request = protocol.SendRequest(agent=address, command=named, fields=given, command_id=command_id)
-        doubt = f"whether it is done is not known: send it again with command_id={command_id!r}"
-        try:
-            reply = await self._ask(request, within_s, address, doubt, command_id)
-        except protocol.UnreadableReply:
-            raise
-        except REFUSED as error:
-            return Refused(str(error))
-        return verdict_of(reply.accepted, reply.position, reply.reason)
-
-    async def observe(
-        self,
-        address: str,
-        event: Event | str,
-        fields: Mapping[str, Any] | None = None,
-        *,
-        within_s: float | None = None,
-    ) -> None:
-        _check_address(address)
-        named, given = _fields_of(event, fields, Event)
-        request = protocol.ObserveRequest(agent=address, event=named, fields=given)
-        await self._ask(request, within_s, address, "whether it was taken is not known")
-
-    @overload
-    async def query(self, address: str, *, at: int | str | None = None, within_s: float | None = None) -> Any: ...
-
-    @overload
-    async def query(
-        self, address: str, kind: type[AgentT], *, at: int | str | None = None, within_s: float | None = None
-    ) -> AgentT: ...
-
-    async def query(
-        self,
-        address: str,
-        kind: type[Agent] | None = None,
-        *,
-        at: int | str | None = None,
-        within_s: float | None = None,
-    ) -> Any:
-        _check_address(address)
-        check_kind(address, kind)
-        request = protocol.StateRequest(agent=address, at=None if at is None else str(at))
-        state = (await self._ask(request, within_s, address, "ask again")).state
-        return state if kind is None else typed_state(address, state, kind)
-
-    async def agents(
-        self, kind: str | type[Agent] | None = None, *, where: Sequence[str] = (), within_s: float | None = None
-    ) -> list[str]:
-        return await all_agents(lambda request: self._ask(request, within_s, "agents()", "ask again"), kind, where)
-
-    def watch(
-        self,
-        topic: str = ANY_TOPIC,
-        *,
-        kind: type[Event] | type[Agent] | None = None,
-        agent: str | None = None,
-        after: str | None = None,
-        since: datetime | str | None = None,
-        latest: bool = False,
-    ) -> Watching:
+    def _watch(self, wanted: Wanted) -> Watching:
         if not self._is_open:
             raise NotRunning("the client is not open; use it inside async with")
-        if topic != ANY_TOPIC:
-            raise ConfigError(f"watch({topic!r}): topics are those of a bus; give kind=, agent= or neither")
-        if latest:
+        if wanted.topic != ANY_TOPIC:
+            raise ConfigError(f"watch({wanted.topic!r}): topics are those of a bus; give kind=, agent= or neither")
+        if wanted.latest:
             raise ConfigError("watch(latest=True): the API tells events, not topics; ask for states with query()")
-        if since is not None and after is not None:
+        if wanted.since is not None and wanted.after is not None:
             raise ConfigError("watch(after=…, since=…): give a position or a time, not both")
+        kind, agent, after, since = wanted.kind, wanted.agent, wanted.after, wanted.since
         event = kind if isinstance(kind, type) and issubclass(kind, Event) else None
-        wanted = WantedEvents(
+        events = WantedEvents(
             () if kind is None or event is not None else (str(kind_name(kind)),),  # type: ignore[arg-type]
             () if event is None else (spec_of(event).tag,),
             () if agent is None else (agent,),
             START if after == "start" else after or "",
             since.isoformat() if isinstance(since, datetime) else since or "",
+            wanted.node,
+            tuple(map(float, wanted.area or ())),
         )
-        watching = RemoteWatching(self._transport, wanted, event, self._within_s)
+        watching = RemoteWatching(self._transport, events, event, self._within_s)
         self._watching.append(watching)
         return watching
-
-    async def ask_view(self, request: protocol.ViewRequest) -> replies.ViewReply:
-        return await self._ask(request, None, f"view {request.view}", "ask again")
-
-    def members(self) -> list[Member]:
-        return []
 
     # ------------------------------------------------------------------ asking
 
     async def _ask(
-        self, request: protocol.Request[R], within_s: float | None, about: str, doubt: str, command_id: str = ""
+        self, request: protocol.Request[R], within_s: float | None, about: str, doubt: str, body: bytes | None = None
     ) -> R:
         """Asks until there is an answer that says more than to ask later."""
-        within_s = self._within_s if within_s is None else checked_within(within_s)
+        if isinstance(request, protocol.SendRequest | protocol.ObserveRequest):
+            check_json(about, request.fields)
+        within_s = self._checked(within_s)
         if not self._is_open:
             raise NotRunning("the client is not open; use it inside async with")
         if len(self._calls) >= WAITING_MAX:
@@ -277,7 +191,7 @@ class RemoteClient(Client):
         try:
             return await call
         except NoAnswer as error:
-            raise NoAnswer(f"{about}: {error}; {doubt}", command_id=command_id) from None
+            raise NoAnswer(f"{about}: {error}; {doubt}", command_id=command_id_of(request)) from None
         except asyncio.CancelledError:
             if self._is_closed and call.cancelled():
                 raise NotRunning("the client was closed") from None
@@ -377,10 +291,18 @@ class RemoteWatching(Watching):
             again_s, until_s = AGAIN_S, None
             self._ready = True
             self._wanted = structs.replace(self._wanted, after=told.after, since="")
+            self._note_missing(told.missing)
             if told.agent:
                 return told
             if until_ready:
                 return None
+
+    def _note_missing(self, missing: tuple[str, ...] | None) -> None:
+        """Whoever has not said whose events it wants may think that it gets all: that is logged, once."""
+        if missing and not self.missing and not self._wanted.node and not self._wanted.agents:
+            what = f"watch(): the events of {shown_nodes(missing[:5])} are not in it; watch each with node="
+            log.say("answer-incomplete", what)
+        self.missing = self.missing if missing is None else missing
 
     def _heard(self, told: ToldEvent) -> Heard | None:
         event = told.fields
@@ -396,23 +318,3 @@ class RemoteWatching(Watching):
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.aclose()
-
-
-def _check_address(address: str) -> None:
-    check_address(address)
-    if not is_address(address):
-        raise Malformed(f"{address[:200]!r} is no address; write the kind and the name of an agent, like Cart/c01")
-
-
-def _fields_of(
-    message: Message | str, fields: Mapping[str, Any] | None, wanted: type[Command] | type[Event]
-) -> tuple[str, dict[str, Any]]:
-    """The name or tag of a message, and its fields as JSON has them."""
-    if isinstance(message, str):
-        return message, msgspec.to_builtins(dict(fields or {}), str_keys=True)
-    if fields is not None:
-        raise Malformed("fields=… are for a message that is named by a text; a message has its own")
-    written(message, wanted)  # refuses what is none, and what would not be read back
-    found = msgspec.to_builtins(message, str_keys=True)
-    del found["type"]
-    return spec_of(type(message)).tag, found

@@ -245,7 +245,7 @@ class OwnedShard:
 
     async def abandon(self) -> None:
         """Ends as it is: nothing more is written, and the world hears nothing. Raises Bug if something does not end."""
-        self.host.retire(NotOwned("the shard is another worker's; ask again"))
+        self.host.retire(NotOwned("this worker has given up the shard; another may have it: ask again"))
         try:
             await self.services.kill()
         finally:

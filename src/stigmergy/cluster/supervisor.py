@@ -39,6 +39,7 @@ from stigmergy.cluster.owned_shard import OwnedShard, WorkerContext, key_of
 from stigmergy.cluster.records import NOBODY
 from stigmergy.cluster.standby import ClaimedShard, Standby
 from stigmergy.control.live import Live
+from stigmergy.diagnostics.logger import SHARD
 from stigmergy.journal.port import ShardLog
 from stigmergy.journal.signers import check_own_key
 from stigmergy.store.port import NS
@@ -177,7 +178,7 @@ class ShardSupervisor:
     async def end(self) -> None:
         """Ends whatever is left, as it is: for a worker that has lost its lease, or ends."""
         if self._owned is not None:
-            self._owned.host.retire(NotOwned("the shard is another worker's; ask again"))
+            self._owned.host.retire(NotOwned("this worker has given up the shard; another may have it: ask again"))
         await end_tasks(self.life)
         await self._abandon()
         await self._forget()
@@ -191,6 +192,7 @@ class ShardSupervisor:
     # ------------------------------------------------------------------ looking
 
     async def _live(self) -> None:
+        SHARD.set(self.shard)  # for what is logged in this task, and in those that it starts
         while True:
             self._woken.clear()
             signal = self._look()

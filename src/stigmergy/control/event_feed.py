@@ -8,15 +8,24 @@ neither the agents nor retention.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import UNSET, Struct
 
 from stigmergy.base.errors import ConfigError, Overloaded
 from stigmergy.control.live import Live
-from stigmergy.control.protocol import EventsRequest
+from stigmergy.control.protocol import PLACES, EventsRequest
 from stigmergy.control.replies import EventReply, EventsReply
-from stigmergy.node.feed import FeedEntry, FeedReader, read_positions, write_positions
+from stigmergy.node.feed import (
+    FeedEntry,
+    FeedPosition,
+    FeedReader,
+    read_key,
+    read_positions,
+    shard_key,
+    write_positions,
+)
 
 EVENTS_COUNT_MAX = 5_000
 """So many events are on one page."""
@@ -28,8 +37,6 @@ KEPT_MAX = 32
 KEPT_S = 60.0
 """So many readers wait for their clients to return, and each so long."""
 GIVE_WAY_EVENTS = 200
-PLACES = (("lat", "lon"), ("latitude", "longitude"), ("x", "y"))
-"""Fields of an event or of a state that say where it is."""
 
 
 class _KeptReader(Struct, eq=False):
@@ -42,8 +49,9 @@ class _KeptReader(Struct, eq=False):
 class EventFeed:
     """Reads events for the clients of one node."""
 
-    def __init__(self, live: Live) -> None:
-        self._live = live
+    def __init__(self, live: Live, is_only: Callable[[], bool]) -> None:
+        """`is_only` says whether this node has the only log of its fleet, or of its shards."""
+        self._is_only = is_only
         self._host = live.host
         self._kept: dict[str, _KeptReader] = {}
         """By the positions with which its client returns."""
@@ -62,7 +70,7 @@ class EventFeed:
         if request.shard is not None and list(feed.positions()) != [request.shard]:
             raise ConfigError(f"shard {request.shard}: a node reads all its shards together; leave it out")
         if request.after is None and request.since_ns is None:
-            return EventsReply([], write_positions(feed.positions()))
+            return EventsReply([], self._written(feed.positions()))
         reader = self._reader(request)
         self._reading += 1
         try:
@@ -73,7 +81,7 @@ class EventFeed:
             raise
         finally:
             self._reading -= 1
-        positions = write_positions(reader.positions)
+        positions = self._written(reader.positions)
         await self._keep(positions, reader)
         return EventsReply(events, positions)
 
@@ -83,9 +91,22 @@ class EventFeed:
             return feed.reader(feed.positions_at(request.since_ns or 0))
         kept = self._kept.pop(request.after, None)
         if kept is None:
-            return feed.reader(read_positions(request.after))
+            return feed.reader(self._start(request.after))
         kept.expiry.cancel()
         return kept.reader
+
+    def _written(self, positions: Mapping[int, FeedPosition]) -> str:
+        log = self._host.feed.log
+        return write_positions({shard_key(shard, log): at for shard, at in positions.items()})
+
+    def _start(self, text: str) -> dict[int, FeedPosition]:
+        """The positions of this log that a client gives. Raises ConfigError for those of another."""
+        found: dict[int, FeedPosition] = {}
+        for key, at in read_positions(text).items():
+            shard, log = read_key(key)
+            self._host.feed.check_log(log, at.position, is_only=self._is_only())
+            found[shard] = at
+        return found
 
     async def _keep(self, positions: str, reader: FeedReader) -> None:
         """Two clients at the same positions share nothing: the second one's reader is closed."""
@@ -117,6 +138,7 @@ class EventFeed:
                     entry.type,
                     fields,
                     place_in(fields) or self._place_of(entry.agent) or UNSET,
+                    entry.kept_ns - entry.time_ns,
                 )
             )
         return found

@@ -21,13 +21,14 @@ from msgspec import Struct, structs
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import printable
 from stigmergy.agents.messages import Blob, Command, Event
-from stigmergy.agents.view import View, plan_of
+from stigmergy.agents.view import plan_of
 from stigmergy.audit.blob_references import ReferenceTeller
 from stigmergy.audit.copier import CopyStanding
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, NoAnswer, StigmergyError, TrustError, UnknownKind
 from stigmergy.bus.presence import Member
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.journal.signers import check_enrolment, check_revocation
 from stigmergy.network.bus_link import BusLink, LinkStatus
 from stigmergy.network.peers import PeerProcesses
@@ -36,9 +37,11 @@ from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.column_intake import durable_addresses
 from stigmergy.node.column_roster import Roster
 from stigmergy.node.device_tasks import Devices, DeviceStatus
+from stigmergy.node.history import LocalWatching
 from stigmergy.node.host import Host
-from stigmergy.node.intake import check_address
-from stigmergy.node.watching import ANY_TOPIC, LocalWatching, Watching, read_start, read_watched
+from stigmergy.node.intake import checked_address
+from stigmergy.node.tracer import active_context
+from stigmergy.node.watching import ANY_TOPIC, Watching, read_start, read_watched
 from stigmergy.shard.batches import is_batch
 from stigmergy.shard.commit import Head
 from stigmergy.shard.inputs import (
@@ -52,8 +55,9 @@ from stigmergy.shard.inputs import (
 )
 from stigmergy.shard.memory import DeadLetter
 from stigmergy.shard.shard import Shard
+from stigmergy.shard.tracing import TraceContext, read_context
 from stigmergy.store.blobs import Blobs, Source
-from stigmergy.views.query import ViewQuery
+from stigmergy.views.query import V, ViewQuery
 from stigmergy.views.service import ViewService
 
 BY_CHARS_MAX = 200
@@ -61,7 +65,6 @@ ELSEWHERE_S = 30.0
 """How long the answer of an agent on another node is waited for, unless a call says otherwise."""
 LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
 AgentT = TypeVar("AgentT", bound=Agent)
-ViewT = TypeVar("ViewT", bound=View)
 
 
 class NodeStatus(Struct, frozen=True):
@@ -136,19 +139,23 @@ class Live:
         command_id: str | None = None,
         client: str = "",
         within_s: float | None = None,
+        trace: TraceContext | None = None,
     ) -> Verdict:
         """Sends a command and waits for its durable answer. With the same `command_id` it is done at most once.
 
         Ids are remembered in shares, one for each `client`: a program that sends for others names them. A command for
         an agent that another node runs is kept here and sent on until it is answered or expires. Its answer is waited
         for `within_s` seconds, 30 without it; then NoAnswer is raised, with the id: send it again with that to learn
-        what became of it.
+        what became of it. `trace` is the trace that it belongs to, if it is not the program's current OpenTelemetry
+        span.
         """
+        address = self._own(address)
         if command_id is None:
             command_id = new_command_id(self._host.clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
-        if within_s is None and self._host.intake.is_elsewhere(address):
+        if within_s is None and self._host.intake.is_elsewhere(address, command_id):
             within_s = ELSEWHERE_S
-        answer = self._host.intake.ask(address, command, command_id, client=client)
+        trace = trace or read_context(*active_context())
+        answer = self._host.intake.ask(address, command, command_id, client=client, trace=trace)
         try:
             async with asyncio.timeout(within_s):
                 return await answer
@@ -161,7 +168,7 @@ class Live:
 
     async def observe(self, address: str, event: Event) -> None:
         """Tells an agent what was observed; returns when it is kept as its type promises."""
-        await self._host.intake.observe(address, event)
+        await self._host.intake.observe(self._own(address), event, trace=read_context(*active_context()))
 
     @property
     def blobs(self) -> Blobs:
@@ -214,14 +221,14 @@ class Live:
     def query(self, address: str, kind: type[Agent] | None = None) -> Any:
         """The durable state of an agent, as a copy. One that has had no input is in its first state.
 
-        Given the class as well, the type checker knows what comes back. Raises NotAssigned for one that runs elsewhere;
-        of one at rest the state is what it was.
+        Given the class as well, or a base of it such as `WorkflowRun`, the type checker knows what comes back. Raises
+        NotAssigned for one that runs elsewhere; of one at rest the state is what it was.
         """
-        check_address(address)
+        address = self._own(address)
         host = self._host
         shard = host.shards[host.intake.shard_of(address)]
         plan = shard.state.plan_at(address)
-        if kind is not None and plan.cls is not kind:
+        if kind is not None and kind not in plan.cls.__mro__:
             raise UnknownKind(f"{address} is a {plan.kind}, not a {_kind_name(kind)}; ask for that")
         agent = host.durable_image(address)
         if agent is None:
@@ -247,7 +254,7 @@ class Live:
         is raised once, or, without `after`, the node is in `truncated`.
         """
         node = "" if self.link is None else self.link.node
-        topics, event = read_watched(topic, kind, agent)
+        topics, event = read_watched(topic, kind, agent and self._own(agent))
         return LocalWatching(self._host, node, topics, event, read_start(after, since, latest))
 
     def agents(self, kind: str | type[Agent] | None = None) -> list[str]:
@@ -267,7 +274,7 @@ class Live:
             )
         return sorted(found)
 
-    def view(self, view: type[ViewT]) -> ViewQuery[ViewT]:
+    def view(self, view: type[V]) -> ViewQuery[V]:
         """A question to a read model: `await live.view(ZoneLoad).where(zone="7").all()`."""
         if self.views is None:
             raise ConfigError(f"fleet {self._host.declaration.name!r} has no views; list them in Fleet(…, views=[…])")
@@ -306,7 +313,7 @@ class Live:
 
     def resume(self, address: str, by: str) -> None:
         """Lets an agent go on that its supervision has stopped. `by` says in the log who wanted it."""
-        check_address(address)
+        address = self._own(address)
         self._put(self._host.intake.home_of(address), ResumeAgent(address, printable(by, BY_CHARS_MAX)))
 
     def enroll_signer(self, algorithm: int, public_key: bytes) -> None:
@@ -325,6 +332,10 @@ class Live:
         state = self._host.shards.signers.state
         check_revocation(state.signers, key, self._host.key, last, state.position)
         self._put(state.shard, RevokeSigner(*key, last))
+
+    def _own(self, address: str) -> str:
+        """An address as nodes of this fleet write it."""
+        return checked_address(address, self._host.declaration.name)
 
     def _shard_of_letter(self, letter: object) -> int:
         found = LETTER_ID.fullmatch(letter.letter) if isinstance(letter, DeadLetter) else None
@@ -349,7 +360,7 @@ class Live:
         for counted in (*(shard.counters for shard in host.shards), *parts):
             for name, value in structs.asdict(counted).items():
                 counters[name] = counters.get(name, 0) + value
-        parts = [self.link, self.replication, self.peers, self.feedings, self.views]
+        parts = [self.link, self.replication, self.peers, self.feedings, self.views, self._host.spans]
         services = [part for part in parts if part is not None]
         for service in (*(() if self._devices is None else (self._devices,)), *services):
             counters |= service.counters()
@@ -373,16 +384,16 @@ class Live:
             company=ReplicationStatus() if self.replication is None else self.replication.standing(),
             copies=self.copies(),
             at_rest=sorted(address for shard in host.shards for address in shard.state.at_rest),
-            troubles=self.troubles(),
+            troubles=[str(trouble) for trouble in self.troubles()],
         )
 
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """What does not work at present, in sentences that say what to do. Costs little: ask as often as you like."""
-        parts = [self.link, self.replication, self.peers, self.feedings, self.views]
+        parts = [self.link, self.replication, self.peers, self.feedings, self.views, self._devices, self._host.spans]
         services = [part for part in parts if part is not None]
         return [
-            *(copy.trouble for copy in self.copies() if copy.trouble),
-            *(why for _, why in sorted(self._host.housekeeper.troubles.items())),
+            *coded("copies-behind", (copy.trouble for copy in self.copies())),
+            *self._host.housekeeper.troubles,
             *self._host.batched_actuators.troubles(),
             *(() if self.references is None else self.references.troubles()),
             *(trouble for service in services for trouble in service.troubles()),

@@ -67,6 +67,7 @@ async def next_commits(host: Host, request: protocol.CommitsRequest) -> Iterator
     if not 0 <= request.within_s <= WITHIN_S_MAX:
         raise ConfigError(f"within_s {request.within_s}: give 0 to {WITHIN_S_MAX:g}")
     first = {shard: before.position + 1 for shard, before in host.feed.first_positions().items()}
+    end = {shard: at.position for shard, at in host.feed.positions().items()}
     commits: list[FeedCommit] = []
     if request.after:
         if missing := [shard for shard in first if shard not in request.after]:
@@ -76,7 +77,7 @@ async def next_commits(host: Host, request: protocol.CommitsRequest) -> Iterator
             commits = await reader.read_commits(request.within_s)
         finally:
             await reader.close()
-    return _commit_pieces(CommitPiece(fleet=host.declaration.name, first=first), commits)
+    return _commit_pieces(CommitPiece(fleet=host.declaration.name, first=first, end=end), commits)
 
 
 def _commit_pieces(opening: CommitPiece, commits: list[FeedCommit]) -> Iterator[CommitPiece | None]:

@@ -13,15 +13,18 @@ from functools import cache
 from typing import Any, Generic, Protocol, TypeVar, get_args
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, structs
 
+from stigmergy.agents.assignment import within_fleet
 from stigmergy.agents.codec import UNDECODABLE
 from stigmergy.audit.listing import LogEntry
 from stigmergy.base import errors
 from stigmergy.base.errors import Malformed, StigmergyError, error_named
 from stigmergy.control import replies
 from stigmergy.control.replies import LogProgress, MissingPart, StreamEnd
+from stigmergy.metrics.profile import Profile
 from stigmergy.node.column_roster import DescribedRoster
+from stigmergy.traces.spans import Span
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -34,6 +37,8 @@ REQUEST_S_MAX = 60.0
 """The limit for a request, and for a client to read each line of its answer."""
 GIVE_WAY_LINES = 64
 """After this many lines of an answer the node's other tasks get a turn."""
+PLACES = (("lat", "lon"), ("latitude", "longitude"), ("x", "y"))
+"""Fields of an event or of a state that say where it is."""
 
 
 class Request(Struct, Generic[R], tag_field="do", forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -42,7 +47,26 @@ class Request(Struct, Generic[R], tag_field="do", forbid_unknown_fields=True, om
     v: int = 0
 
 
-class SendRequest(Request[replies.SendReply], tag="send"):
+class TracedRequest(Request[R], kw_only=True):
+    """A request that may belong to a trace: its W3C trace context, not in the bytes of one that does not."""
+
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+"""The names under which HTTP, gRPC and CloudEvents carry a trace context."""
+
+
+def trace_headers(request: TracedRequest[Any] | None) -> dict[str, str]:
+    """The trace context of a request, as headers; none if it has none."""
+    if request is None or not request.traceparent:
+        return {}
+    state = {"tracestate": request.tracestate} if request.tracestate else {}
+    return {"traceparent": request.traceparent} | state
+
+
+class SendRequest(TracedRequest[replies.SendReply], tag="send"):
     """Gives an agent a command, and waits for its durable answer. `texts` are read by the types of the fields."""
 
     agent: str
@@ -55,7 +79,7 @@ class SendRequest(Request[replies.SendReply], tag="send"):
     the node waits 10 s, and then refuses with NoAnswer."""
 
 
-class ObserveRequest(Request[replies.ObserveReply], tag="observe"):
+class ObserveRequest(TracedRequest[replies.ObserveReply], tag="observe"):
     """Tells an agent what was observed."""
 
     agent: str
@@ -104,6 +128,9 @@ class AgentsRequest(Request[replies.AgentsReply], tag="agents"):
     where: list[str] = []
     limit: int = 100
     after: str = ""
+    here: bool = False
+    """Only those of the node that is asked, and not those of other nodes on its bus."""
+    at: str | None = None  # as they were at a time, or at a position of a log of one shard
 
 
 class EventsRequest(Request[replies.EventsReply], tag="events"):
@@ -117,6 +144,25 @@ class EventsRequest(Request[replies.EventsReply], tag="events"):
     shard: int | None = None
     limit: int = 1000
     within_s: float = 0.0
+    node: str = ""
+    """The node on the bus whose log it is; else the one that is asked."""
+
+
+class SpanRequest(Request[replies.SpanReply], tag="span"):
+    """From when to when the log goes that is still kept."""
+
+
+class PositionsRequest(Request[replies.PositionsReply], tag="positions"):
+    """Where the agents are that the fleet shows on its map: those whose state has changed behind `after`, which is that
+    of an earlier answer; without it, all. Waits so long for a change. `at` asks for the past instead: a time, or of
+    one shard a position; then all are returned, and nothing is waited for."""
+
+    after: str = ""
+    at: str | None = None
+    shard: int | None = None
+    within_s: float = 0.0
+    node: str = ""
+    """The node on the bus whose agents they are; else the one that is asked."""
 
 
 class ExplainRequest(Request[replies.ExplainReply], tag="explain"):
@@ -134,6 +180,12 @@ class WhereRequest(Request[replies.WhereReply], tag="where"):
     agent: str
 
 
+class BlobRequest(Request[replies.BlobReply], tag="blob"):
+    """An object of a blob that another node on the bus has: for a server beside the node, which has no bus."""
+
+    name: str
+
+
 class ViewRequest(Request[replies.ViewReply], tag="view"):
     """A page of the rows of a view. `where` has conditions that must all hold, the values in the types of their fields:
     `zone=7`, `active>=5`. `order` names fields, `-active` from high to low. `after` has positions to wait for, `3:41`
@@ -146,10 +198,15 @@ class ViewRequest(Request[replies.ViewReply], tag="view"):
     cursor: str = ""
     after: list[str] = []
     within_s: float = 5.0
+    node: str = ""
+    """The node on the bus whose view it is; else the one that is asked."""
 
 
 class ViewsRequest(Request[replies.ViewsReply], tag="views"):
     """The views of the fleet, and where each stands."""
+
+    node: str = ""
+    """The node on the bus whose views they are; else the one that is asked."""
 
 
 class RosterRequest(Request[DescribedRoster], tag="roster"):
@@ -174,6 +231,16 @@ class LogRequest(Request[LogEntry], tag="log"):
     type: str | None = None
     shard: int | None = None
     limit: int = 100
+
+
+class TraceRequest(Request[Span], tag="trace"):
+    """The spans of the traces that these are in: ids of traces or commands, addresses of agents. Of the last `limit`
+    traces, in the order of the log."""
+
+    jobs: list[str]
+    limit: int = 10
+    here: bool = False
+    """Only from the log of the node that is asked, and not from those of other nodes on its bus."""
 
 
 class VerifyRequest(Request[Any], tag="verify"):
@@ -235,7 +302,9 @@ class UnholdRequest(Request[replies.HoldReply], tag="unhold"):
 
 
 class LettersRequest(Request[replies.LetterReply], tag="letters"):
-    """A stream of the dead letters, oldest first."""
+    """A stream of the dead letters, oldest first; with `everywhere`, also those of the other nodes on the bus."""
+
+    everywhere: bool = False
 
 
 class CommandsRequest(Request[replies.CommandReply], tag="commands"):
@@ -307,6 +376,18 @@ class ClaimsRequest(Request[replies.ResourceReply], tag="claims"):
     resource: str | None = None
 
 
+class MembersRequest(Request[replies.MemberReply], tag="members"):
+    """A stream of the nodes that are in the fleet, as this one knows them; empty without a bus and a mesh."""
+
+
+class ProfileRequest(Request[Profile], tag="profile"):
+    """Where the time of a process goes in the next so many seconds, and what it writes to its disk."""
+
+    seconds: float = 10.0
+    worker: str = ""
+    """Of a fleet on workers: which one, by its id or by the beginning of it."""
+
+
 class StopRequest(Request[replies.StopReply], tag="stop"):
     """Drains and ends the node."""
 
@@ -320,10 +401,13 @@ SingleRequest = (
     | NamesRequest
     | AgentsRequest
     | EventsRequest
+    | SpanRequest
+    | PositionsRequest
     | ExplainRequest
     | ViewRequest
     | ViewsRequest
     | WhereRequest
+    | BlobRequest
     | RosterRequest
     | EnrollAgentsRequest
     | HoldsRequest
@@ -336,11 +420,13 @@ SingleRequest = (
     | RevokeRequest
     | LiftRequest
     | RetireRequest
+    | ProfileRequest
     | StopRequest
 )
 """Answered by one line with `ok`."""
 StreamRequest = (
     LogRequest
+    | TraceRequest
     | VerifyRequest
     | ExportRequest
     | FlightRequest
@@ -350,9 +436,16 @@ StreamRequest = (
     | SharedRequest
     | QuarantineRequest
     | ClaimsRequest
+    | MembersRequest
 )
 """Answered by lines with `item`, and one with `end`."""
 AnyRequest = SingleRequest | StreamRequest
+
+
+def check_node(request: Request[Any]) -> None:
+    """Refuses the name of a node where there is no other one to ask. Raises ConfigError."""
+    if isinstance(request, EventsRequest | PositionsRequest | ViewRequest | ViewsRequest) and request.node:
+        raise errors.ConfigError(f"node {request.node!r}: no other node can be asked from here; leave it out")
 
 
 class _Opening(Struct):
@@ -469,6 +562,21 @@ def answers_to(replies: Iterable[Reply[R]]) -> list[R]:
     return found
 
 
+def within(request: R, fleet: str) -> R:
+    """The request with addresses as nodes of this fleet write them."""
+    if isinstance(request, ObserveManyRequest):
+        items = [structs.replace(one, agent=within_fleet(one.agent, fleet)) for one in request.items]
+        return structs.replace(request, items=items)
+    agent: str | None = getattr(request, "agent", None)
+    return structs.replace(request, agent=within_fleet(agent, fleet)) if agent else request  # type: ignore[type-var]
+
+
+def note_missing(reply: Reply[Any], missing: list[MissingPart] | None) -> None:
+    """Adds those that have not answered, if this is the end of a stream and somebody wants to know."""
+    if missing is not None and reply.end is not None:
+        missing += reply.end.missing or ()
+
+
 def read_single(line: bytes, request: Request[R]) -> R:
     """Reads the one reply to this request. Raises as `read_reply`."""
     reply = read_reply(line, request)
@@ -508,6 +616,22 @@ def checked(reply: Reply[R]) -> Reply[R]:
 Answer = Reply[Any] | bytes
 """A reply, or the line of one that another node has encoded and that is passed on as it is. An empty line means:
 nothing yet, do something else meanwhile."""
+
+
+def streamed(items: Iterable[Any]) -> Iterator[Answer]:
+    """Items, then the end; None among them means: nothing yet. An error on the way is the last reply."""
+    count = 0
+    try:
+        for one in items:
+            if one is None:
+                yield b""
+                continue
+            count += 1
+            yield item(one)
+    except Exception as error:
+        yield refusal(error)
+        return
+    yield end(count)
 
 
 class ControlHandler(Protocol):

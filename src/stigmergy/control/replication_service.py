@@ -16,6 +16,7 @@ from stigmergy.claims.claimant import Belief
 from stigmergy.claims.service import ClaimService
 from stigmergy.claims.state import Resource
 from stigmergy.control import protocol
+from stigmergy.control.agent_fields import ClaimFieldReply, SharedFieldReply
 from stigmergy.control.replies import (
     BeliefReply,
     ClaimantReply,
@@ -25,15 +26,17 @@ from stigmergy.control.replies import (
     ReplicaReply,
     ResourceReply,
     RetireReply,
+    StateReply,
     filled,
 )
 from stigmergy.crdt.anti_entropy.authorship import Quarantined
 from stigmergy.crdt.anti_entropy.held_object import HeldObject
-from stigmergy.network.replication import Replication
+from stigmergy.network.replication import ALONE, Replication
 from stigmergy.network.replicator import Replicator
 
 REPLICAS_TOLD_MAX = 1_000
 """So many replicas of one object are named; `replicas_count` says how many there are."""
+QUEUE_TOLD_MAX = 100
 NOTHING_SHARED = (
     "this node shares nothing: it needs agents with Shared fields, and a bus or a mesh to reach others; give --bus or "
     "--mesh, or bus or mesh under [fleet] in stigmergy.toml"
@@ -61,6 +64,32 @@ class ReplicationService:
             if not objects:
                 raise _no_object(request.object)
         return (described_object(replicas, held) for held in objects)
+
+    def writer(self, name: str, replica: bytes) -> tuple[str, str]:
+        """The agent and the node that write to an object under an id; empty where they are not known."""
+        replicas = None if self._replication is None else self._replication.replicas
+        agent, node = ("", "") if replicas is None else replicas.machine.author(name, replica)
+        return agent, "" if node == ALONE else node
+
+    def with_others(self, found: StateReply) -> StateReply:
+        """The present state of an agent of this node, with what the node knows of others: who lacks what it shares, who
+        holds and waits for what it has claimed."""
+        shared = found.shared and [self._with_peers(one) for one in found.shared]
+        claims = found.claims
+        service = None if self._replication is None else self._replication.claims
+        if claims and service is not None:
+            beliefs = {one.claim: one for one in service.beliefs() if one.agent == found.agent}
+            claims = [_with_ledger(service, one, beliefs.get(one.claim)) for one in claims]
+        return structs.replace(found, shared=shared, claims=claims)
+
+    def _with_peers(self, one: SharedFieldReply) -> SharedFieldReply:
+        replicas = None if self._replication is None else self._replication.replicas
+        held = None if replicas is None else replicas.machine.find(one.object)
+        if replicas is None or held is None:
+            return one
+        holders = replicas.machine.holders(held.name)
+        lacking = [peer for peer, in_step in holders.items() if not in_step]
+        return structs.replace(one, peers=list(holders), lacking=lacking, diverged=held.diverged)
 
     def quarantine(self) -> Iterator[QuarantineReply]:
         """Who is shut out, the first first."""
@@ -137,6 +166,7 @@ def described_object(replicas: Replicator, held: HeldObject) -> ObjectReply:
         diverged=held.diverged,
         peers=list(holders),
         in_step=[peer for peer, in_step in holders.items() if in_step],
+        behind_s=UNSET if (behind_s := replicas.behind_s(held.name)) is None else round(behind_s, 3),
         unheard=replicas.unheard(held.name),
         replicas_count=len(vector),
         replicas=[
@@ -183,6 +213,27 @@ def described_resource(claims: ClaimService, name: str, resource: Resource, beli
             for belief in beliefs
         ],
     )
+
+
+def _with_ledger(claims: ClaimService, one: ClaimFieldReply, belief: Belief | None) -> ClaimFieldReply:
+    """A claim with what the node believes of it, and who holds and waits for its resource by the ledger."""
+    held, asking = belief is not None and belief.holds, belief is not None and belief.asking
+    name = one.resource if belief is None else belief.resource
+    found = structs.replace(one, resource=name, held=held, asking=asking, until=one.until if held else None)
+    if not name or (belief is not None and belief.pool and not held):
+        return found  # It waits for any one of several.
+    resource = claims.folded.resource(name)
+    grant = resource.grant
+    return structs.replace(
+        found,
+        holder="" if grant is None else _agent_of(claims, grant.claimant),
+        queue=[_agent_of(claims, waiter.claimant) for waiter in resource.queue[:QUEUE_TOLD_MAX]],
+    )
+
+
+def _agent_of(claims: ClaimService, claimant: bytes) -> str:
+    found = _claimant(claims, claimant)
+    return found.agent or found.claimant
 
 
 def _claimant(claims: ClaimService, claimant: bytes, any_of: list[str] | UnsetType = UNSET) -> ClaimantReply:

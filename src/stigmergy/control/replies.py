@@ -13,8 +13,10 @@ from msgspec import UNSET, Struct, UnsetType
 from stigmergy.audit.listing import Cause, Owing
 from stigmergy.audit.verification import Problem
 from stigmergy.claims.service import ClaimsStatus
-from stigmergy.network.replicator import SharedStatus
-from stigmergy.uplink.sender import UplinkStatus
+from stigmergy.control.agent_fields import ClaimFieldReply, SharedFieldReply
+from stigmergy.crdt.anti_entropy.context import SharedStatus
+from stigmergy.metrics.samples import Samples
+from stigmergy.uplink.messages import UplinkStatus
 
 T = TypeVar("T", bound=Struct)
 
@@ -39,8 +41,9 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class MissingPart(Part, frozen=True, kw_only=True):
-    """A shard without an answer."""
+    """A shard or a node without an answer."""
 
+    node: str | UnsetType = UNSET
     why: str
 
 
@@ -57,10 +60,12 @@ class SendReply(Struct, frozen=True):
     """Why it was refused; None if it was accepted."""
     pending: bool | UnsetType = UNSET
     """True if it is on its way to another node, and not answered yet: `reason` says where it is."""
+    after: str | UnsetType = UNSET
+    """The position with its shard and log, `0@5f3a9c1e:41`: what to give to a view so that it has seen this."""
 
 
 class CommandReply(Part, frozen=True, kw_only=True):
-    """A command for an agent that another node runs."""
+    """A command for an agent that another node runs, or tells for one."""
 
     agent: str
     command_id: str
@@ -75,6 +80,8 @@ class CommandReply(Part, frozen=True, kw_only=True):
     """None while it is on its way."""
     standing: str = ""
     """Where it is, or why it was refused."""
+    tells: int = 0
+    """How many tells for the agent are not acknowledged, of which this is the first; 0: it is a command."""
 
 
 class ObserveReply(Struct, frozen=True):
@@ -98,8 +105,8 @@ class ObserveManyReply(Struct, frozen=True):
     outcomes: list[ObservedOutcome]
 
 
-class StateReply(Struct, frozen=True):
-    """The durable state of an agent."""
+class SeenAgent(Struct, frozen=True):
+    """An agent at some moment."""
 
     agent: str
     known: bool
@@ -110,6 +117,13 @@ class StateReply(Struct, frozen=True):
     stopped: str | None
     """Why it is stopped."""
     state: dict[str, Any]
+
+
+class StateReply(SeenAgent, frozen=True):
+    """The durable state of an agent, with who wrote to its shared fields and what it has claimed, if it has any."""
+
+    shared: list[SharedFieldReply] | UnsetType = UNSET
+    claims: list[ClaimFieldReply] | UnsetType = UNSET
 
 
 class KindNames(Struct, frozen=True):
@@ -126,6 +140,8 @@ class ViewReply(Struct, frozen=True):
     rows: list[dict[str, Any]]
     next: str | None
     positions: dict[str, int]
+    missing: list[MissingPart] = []
+    """Nodes with logs of their own, whose events are not in these rows."""
 
 
 class ViewStatusReply(Struct, frozen=True):
@@ -149,6 +165,8 @@ class ViewsReply(Struct, frozen=True):
     """The views of a fleet."""
 
     views: list[ViewStatusReply]
+    missing: list[MissingPart] = []
+    """Nodes with logs of their own, whose events are not in these views."""
 
 
 class NamesReply(Struct, frozen=True):
@@ -171,10 +189,9 @@ class AgentsReply(Struct, frozen=True):
     """A page of agents, sorted by address."""
 
     agents: list[ListedAgent]
-    next: str | None
-    """What to give as `after` for the next page; None at the end."""
+    next: str | None  # what to give as `after` for the next page; None at the end
     missing: list[MissingPart] = []
-    """Shards that did not answer: their agents are not listed."""
+    """Shards and nodes that did not answer: their agents are not listed."""
 
 
 class EventReply(Struct, frozen=True, omit_defaults=True):
@@ -188,8 +205,8 @@ class EventReply(Struct, frozen=True, omit_defaults=True):
     type: str
     fields: Any
     place: tuple[float, float] | UnsetType = UNSET
-    """Where it is: by `lat` and `lon`, `latitude` and `longitude`, or `x` and `y` of the event, or else of the agent's
-    state when it was read."""
+    """Where it is: by the fields `PLACES` of the event, or else of the agent's state when it was read."""
+    kept_after_ns: int = 0  # so much later than it happened its commit was made
 
 
 class EventsReply(Struct, frozen=True):
@@ -197,6 +214,43 @@ class EventsReply(Struct, frozen=True):
 
     events: list[EventReply]
     positions: str
+    missing: list[MissingPart] = []
+    """Nodes with logs of their own, whose events are not among these."""
+
+
+class SpanReply(Struct, frozen=True):
+    """From when to when a log goes; null for an empty one. `mode` is live, or replay if nobody writes to it."""
+
+    mode: str
+    first_ns: int | None
+    last_ns: int | None
+    node: str = ""  # empty without a bus
+
+
+class PositionsReply(Struct, frozen=True, omit_defaults=True):
+    """Where agents are, as arrays of equal length in little endian, and what to ask with for the next answer.
+
+    An agent has a number (u32). Its place is f64: longitude and latitude, or x and y. Headings are u8, 256ths of a turn
+    clockwise from north; colours u8, their places in `palette`, which has all so far. The names of the numbers from
+    `first` on and colours are told once; with `is_new` all that was told before is void. `time_ns` is of the newest
+    commit that it shows; `gone` are nowhere any more. With `more`, more have changed than fit: ask again at once."""
+
+    after: str
+    time_ns: int
+    numbers: bytes = b""
+    xs: bytes = b""
+    ys: bytes = b""
+    headings: bytes = b""
+    colours: bytes = b""
+    first: int = 0
+    names: list[str] = []
+    palette: list[str] = []
+    gone: list[int] = []
+    is_new: bool = False
+    more: bool = False
+    troubles: list[str] = []
+    missing: list[MissingPart] = []
+    """Other nodes: each is asked for its own agents."""
 
 
 class ExplainedEffect(Owing, frozen=True):
@@ -220,16 +274,9 @@ class ExplainedEntry(Struct, frozen=True):
     refused: str | None = None
 
 
-class ExplainReply(Struct, frozen=True):
+class ExplainReply(SeenAgent, frozen=True):
     """How an agent came to be as it is: its state, and the entries of its log before, oldest first."""
 
-    agent: str
-    known: bool
-    shard: int
-    position: int
-    time: str | None
-    stopped: str | None
-    state: dict[str, Any]
     entries: list[ExplainedEntry]
 
 
@@ -252,8 +299,15 @@ class WhereReply(Struct, frozen=True):
     """Of a fleet on workers: the worker that owns the shard."""
 
 
+class BlobReply(Struct, frozen=True):
+    """The bytes of an object, null if no node has it, and the nodes that may have it and are away."""
+
+    data: bytes | None
+    away: list[str]
+
+
 class LetterReply(Struct, frozen=True):
-    """A dead letter."""
+    """A dead letter; one of another node has its name behind the id: `0.4711.2@south`."""
 
     letter: str
     agent: str
@@ -318,8 +372,23 @@ class LinkReply(Struct, frozen=True):
     state: str = "none"
     why: str = ""
     owed: int = 0
+    """To publish."""
     members: int = 0
     uplink: UplinkStatus | UnsetType = UNSET
+    tells: int = 0
+    """That agents of other nodes have not acknowledged."""
+
+
+class MemberReply(Struct, frozen=True):
+    """A node of the fleet."""
+
+    name: str
+    state: str
+    """alive; away if it has left; unheard while this node has no link to the bus"""
+    since: str | None
+    """When it started; of one that is away the time since when it is so at the latest."""
+    version: str = ""
+    kinds: list[str] = []
 
 
 class CopyReply(Struct, frozen=True):
@@ -354,6 +423,7 @@ class ProcessReply(Struct, frozen=True):
     waiting: int | None = None
     journal: str | None = None
     journal_bytes: int | None = None
+    metrics_url: str | None = None
 
 
 class StatusReply(Struct, frozen=True, kw_only=True):
@@ -389,6 +459,10 @@ class StatusReply(Struct, frozen=True, kw_only=True):
     claims: ClaimsStatus | UnsetType = UNSET
     processes: list[ProcessReply] | UnsetType = UNSET
     copies: list[CopyReply] | UnsetType = UNSET
+    metrics: Samples | UnsetType = UNSET
+    """What it measures: values, and histograms with p50 and p99; absent from nodes of an earlier version."""
+    metrics_url: str = ""
+    """Where its page for Prometheus is; empty if it has none."""
 
     @property
     def is_on_workers(self) -> bool:
@@ -467,8 +541,8 @@ class FlightPiece(Struct, frozen=True):
 
 
 class CommitPiece(Struct, frozen=True):
-    """A commit of the log, or some of its events: a msgpack LogCommit, as docs/control.md says. The first piece has no
-    commit, and says what the log has."""
+    """A commit of the log, or some of its events: a msgpack CapturedCommit, as docs/control.md says. The first piece
+    has no commit, and says what the log has."""
 
     data: bytes = b""
     more: bool = False
@@ -476,6 +550,8 @@ class CommitPiece(Struct, frozen=True):
     fleet: str = ""
     first: dict[int, int] = {}
     """The first position that each shard still has."""
+    end: dict[int, int] = {}
+    """The last one."""
 
 
 class HoldReply(Struct, frozen=True):
@@ -521,8 +597,7 @@ class ReplicaReply(Struct, frozen=True):
 
     replica: str
     counter: int
-    agent: str | None
-    """Whose it is; None for those of other nodes."""
+    agent: str | None  # None for those of other nodes
     retired: bool
 
 
@@ -538,6 +613,7 @@ class ObjectReply(Part, frozen=True, kw_only=True):
     diverged: bool
     peers: list[str]
     in_step: list[str]
+    behind_s: float | UnsetType = UNSET  # how long one of the others is not, if that is measured
     unheard: list[str] = []
     """Members that hold it, or have not said what they hold, and from which nothing came for some rounds."""
     replicas_count: int

@@ -18,6 +18,7 @@ from msgspec import UNSET, structs
 
 from stigmergy.audit.listing import LogEntry
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
+from stigmergy.bus.port import NO_BUS, UP
 from stigmergy.control import protocol
 from stigmergy.control.protocol import (
     ITEM,
@@ -47,12 +48,14 @@ from stigmergy.control.replies import (
     RetireReply,
     RevokeReply,
     SignerReply,
+    SpanReply,
     StatusReply,
     VerifyReply,
 )
-from stigmergy.network.bus_link import NO_BUS, UP
+from stigmergy.metrics.profile import Profile
+from stigmergy.metrics.samples import BUSIEST_COUNT, added_samples
 from stigmergy.node.column_roster import DescribedRoster, Place, check_enrolled_names, joined_rosters
-from stigmergy.node.feed import FeedPosition, read_positions, write_positions
+from stigmergy.node.feed import FeedPosition, read_key, read_positions, write_positions
 from stigmergy.shard.homes import Homes
 
 R = TypeVar("R")
@@ -93,10 +96,11 @@ def added_status(
         StatusReply,
         known,
         fleet=fleet,
-        version="",
+        version=", ".join(sorted({one.version for one in known if one.version})),
         pid=None,
         host=UNSET,
-        up_s=0.0,
+        # Since the first of the present owners has its shard.
+        up_s=max((one.up_s for one in known), default=0.0),
         journal=journal,
         cpu_s=round(sum(one.cpu_s for one in used), 3),
         memory_peak_bytes=sum(one.memory_peak_bytes for one in used),
@@ -104,12 +108,15 @@ def added_status(
         signers=_signers(known),
         recovered=added(RecoveryReply, [one.recovered for one in known]),
         counters=dict(counters),
-        troubles=[*troubles, *(trouble for one in known for trouble in one.troubles)],
+        # What concerns a whole process or node, each of its shards tells.
+        troubles=list(dict.fromkeys([*troubles, *(trouble for one in known for trouble in one.troubles)])),
         link=_link(known),
         shared=UNSET,
         claims=UNSET,
         processes=[_owner(shard, statuses.get(shard)) for shard in range(shards)],
         copies=[copy for one in known for copy in one.copies or ()] or UNSET,
+        metrics=added_samples([one.metrics for one in known if one.metrics is not UNSET], BUSIEST_COUNT),
+        metrics_url="",
     )
 
 
@@ -119,7 +126,7 @@ def _link(known: Sequence[StatusReply]) -> LinkReply:
     if not links:
         return LinkReply()
     worst = next((link for link in links if link.state != UP), links[0])
-    return structs.replace(worst, owed=sum(link.owed for link in links))
+    return structs.replace(worst, owed=sum(link.owed for link in links), tells=sum(link.tells for link in links))
 
 
 def _owner(shard: int, status: StatusReply | None) -> ProcessReply:
@@ -285,6 +292,8 @@ class ControlRouter:
 
     async def answer(self, request: Request[Any]) -> Answers:
         """The answers to this request. Raises what an owner refuses with, also where the next answer is awaited."""
+        protocol.check_node(request)
+        request = protocol.within(request, self._fleet)
         shard = self._shard_of(request)
         if shard is not None:
             return _Passed(self._branches[shard].ask(request), shard)
@@ -295,7 +304,7 @@ class ControlRouter:
                 sent_on = await self._ask_who_answers(request)
                 return _stream([one for items in sent_on.all_items() for one in items], sent_on.missing)
             case protocol.LettersRequest():
-                letters = await self._ask_who_answers(request)
+                letters = await self._ask_who_answers(protocol.LettersRequest())
                 return _stream([one for items in letters.all_items() for one in items], letters.missing)
             case protocol.ClaimsRequest():
                 claims = await self._ask_who_answers(request)
@@ -306,6 +315,13 @@ class ControlRouter:
             case protocol.QuarantineRequest():
                 shut_out = await self._ask_who_answers(request)
                 return _stream(self._listed(shut_out), shut_out.missing)
+            case protocol.MembersRequest():
+                members = await self._ask_who_answers(request)
+                known = {one.name: one for items in members.all_items() for one in items}
+                return _stream([known[name] for name in sorted(known)], members.missing)
+            case protocol.TraceRequest():
+                spans = await self._ask_who_answers(request)
+                return _stream([one for items in spans.all_items() for one in items], spans.missing)
             case protocol.VerifyRequest():
                 return _stream([await self._verify(request)])
             case protocol.ExportRequest():
@@ -325,6 +341,13 @@ class ControlRouter:
                 return await self._agents(request)
             case protocol.EventsRequest():
                 return await self._events(request)
+            case protocol.SpanRequest():
+                spans = [one for items in (await self._ask_who_answers(request)).all_items() for one in items]
+                firsts = [one.first_ns for one in spans if one.first_ns is not None]
+                lasts = [one.last_ns for one in spans if one.last_ns is not None]
+                return SpanReply("live", min(firsts, default=None), max(lasts, default=None))
+            case protocol.PositionsRequest():
+                raise ConfigError("ask each shard of a fleet on workers for its part of the map: name the shard")
             case protocol.ObserveManyRequest():
                 return await self._observe_many(request)
             case protocol.RosterRequest():
@@ -339,6 +362,8 @@ class ControlRouter:
                 return (await self._ask_all(request))[0]
             case protocol.RevokeRequest():
                 return await self._revoke(request)
+            case protocol.ProfileRequest():
+                return await self._profile(request)
             case protocol.StopRequest():
                 raise ConfigError(
                     "workers are stopped where they run, each by Ctrl-C or SIGTERM; the others take its shards over"
@@ -359,10 +384,15 @@ class ControlRouter:
                 | protocol.ResumeRequest()
             ):
                 return self._homes.of(request.agent)
-            case protocol.LogRequest() | protocol.ExportRequest() | protocol.EventsRequest():
+            case (
+                protocol.LogRequest()
+                | protocol.ExportRequest()
+                | protocol.EventsRequest()
+                | protocol.PositionsRequest()
+            ):
                 if request.shard is not None and not 0 <= request.shard < len(self._branches):
                     raise ConfigError(f"shard {request.shard}: this fleet has shards 0 to {len(self._branches) - 1}")
-                agent = None if isinstance(request, protocol.EventsRequest) else request.agent
+                agent = getattr(request, "agent", None)
                 return request.shard if agent is None else self._homes.of(agent)
             case protocol.RetryRequest() | protocol.DropRequest():
                 found = LETTER_ID.fullmatch(request.letter)
@@ -448,6 +478,18 @@ class ControlRouter:
             raise refused[0]
         return done[0]
 
+    async def _profile(self, request: protocol.ProfileRequest) -> Profile:
+        """One process: the worker that is named, or the only one."""
+        if not request.worker and len({(one.host, one.pid) for one in (await self.status()).parts}) > 1:
+            raise ConfigError("which worker? Name one with --worker; stigmergy status --nats URL lists them")
+        refused: list[str] = []
+        for branch in self._branches:
+            try:
+                return await _first(branch, request)
+            except (ConfigError, NotRunning) as error:
+                refused.append(str(error))
+        raise ConfigError("; ".join(dict.fromkeys(refused)))
+
     async def _log(self, request: protocol.LogRequest) -> Answers:
         """The first entries of all, or the last, by their times; as many as were asked for."""
         found = await self._ask_who_answers(request)
@@ -495,7 +537,10 @@ class ControlRouter:
         limit = max(1, request.limit // len(self._branches))
         pages: list[EventsReply] = []
         for shard, branch in enumerate(self._branches):
-            at = None if shares is None else write_positions({shard: shares.get(shard, FeedPosition(0))})
+            at = None
+            if shares is not None:
+                mine = {key: one for key, one in shares.items() if read_key(key)[0] == shard}
+                at = write_positions(mine or {str(shard): FeedPosition(0)})
             asked = structs.replace(request, shard=shard, after=at, limit=limit)
             pages.append(await _first(branch, asked))
         return EventsReply([one for page in pages for one in page.events], ",".join(page.positions for page in pages))

@@ -10,21 +10,22 @@ import asyncio
 import heapq
 import os
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, assert_never
 
 from msgspec import UNSET, Struct
 
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, encode
 from stigmergy.agents.messages import Command, Event
 from stigmergy.agents.text import phrase
-from stigmergy.audit.directories import live_readings
-from stigmergy.audit.history import History, Moment, PastState, read_moment
+from stigmergy.audit.history import History, Moment, PastState, read_at
 from stigmergy.audit.listing import EntryFilter, LogEntry, list_log
 from stigmergy.audit.verification import Verification
 from stigmergy.base.errors import (
     ConfigError,
     JournalUnknown,
     NoAnswer,
+    NotAssigned,
     NotOwned,
     NotRunning,
     Overloaded,
@@ -34,7 +35,7 @@ from stigmergy.base.errors import (
 )
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.control import protocol, replies
-from stigmergy.control.agent_listing import list_agents
+from stigmergy.control.agent_listing import LiveAgents, list_agents
 from stigmergy.control.description import (
     described_command,
     described_copy,
@@ -42,23 +43,32 @@ from stigmergy.control.description import (
     described_kind,
     described_letter,
     described_link,
+    described_members,
     described_recovery,
     described_sight,
     described_verification,
+    span_of,
 )
 from stigmergy.control.event_feed import EventFeed
 from stigmergy.control.live import Live
-from stigmergy.control.location import locate_agent
+from stigmergy.control.location import FOREIGN, locate_agent
 from stigmergy.control.log_service import answer_hold, export_items, flight_items, next_commits
-from stigmergy.control.protocol import Answer, end, item, refusal, single
+from stigmergy.control.metrics import NodeMetrics
+from stigmergy.control.positions import PositionService
+from stigmergy.control.protocol import Answer, refusal, single, streamed
 from stigmergy.control.replication_service import ReplicationService
 from stigmergy.control.replies import filled
 from stigmergy.control.view_service import answer_view, answer_views
 from stigmergy.journal.signers import Key, check_enrolment, check_revocation
+from stigmergy.metrics.profile import Profile
 from stigmergy.network.forwarder import CommandOnItsWay
 from stigmergy.node.column_roster import DescribedRoster, Roster, check_enrolled_names, described_roster
+from stigmergy.node.profiling import Profiler, check_length
 from stigmergy.shard.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
 from stigmergy.shard.memory import Remembered
+from stigmergy.shard.tracing import read_context
+from stigmergy.traces.search import find_spans
+from stigmergy.traces.spans import Span
 
 CLIENT = "control"
 """Whose share of the remembered ids commands of this endpoint take."""
@@ -67,6 +77,9 @@ ELSEWHERE_S = 10.0
 WAIT_S_MIN = 0.05
 WAIT_S_MAX = 50.0
 """How long it may be waited for at most: less than a client waits for a reply."""
+APPEARS_S = 5.0
+"""How long `where` waits for a node that is not known, or away, while the link to the bus is new."""
+APPEARS_LOOK_S = 0.05
 NAMES_COUNT_MAX = 1_000
 """So many addresses are named at once; a longer prefix finds others."""
 OBSERVED_COUNT_MAX = 1_000
@@ -85,52 +98,72 @@ class NodeDescription(Struct, frozen=True):
     """What flight logs are sealed with: the node's own key."""
     owner: str = ""
     """The worker that this is, of a fleet on workers."""
+    role: str = "node"
+    metrics_url: Callable[[], str] = str
+    """Where this process has its page of metrics; empty if it has none."""
 
 
 class ControlService:
     """Answers requests about one running fleet. `stop` is called when somebody asks for that."""
 
-    def __init__(self, live: Live, verifier: Verifier, node: NodeDescription, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        live: Live,
+        verifier: Verifier,
+        node: NodeDescription,
+        stop: Callable[[], None],
+        profiler: Profiler | None = None,
+    ) -> None:
+        """Without a `profiler` nobody can have a profile of the process."""
         self._live = live
         self._host = live.host
         self._verifier = verifier
         self._node = node
         self._stop = stop
-        self._reading = live_readings(self._host.shards)
+        self._profiler = profiler
+        self._reading = self._host.shards.reading
         self._since_ns = self._host.clock.monotonic_ns()
         self._replication = ReplicationService(live.replication)
-        self._events = EventFeed(live)
+        self._events = EventFeed(live, self._is_only)
+        self._positions = PositionService(self._host)
+        self.metrics = NodeMetrics(live, node.version, node.role)
         self._long = False
         """Whether somebody looks back or verifies; one at a time, because each takes from the agents' time."""
 
     async def answer(self, request: protocol.AnyRequest) -> Iterator[Answer]:
         """The answers to this request; an empty line means: not yet, do something else meanwhile."""
         try:
+            request = protocol.within(request, self._host.declaration.name)
             match request:
                 case protocol.LogRequest():
-                    return _stream(self._log(request))
+                    return streamed(self._log(request))
+                case protocol.TraceRequest():
+                    return streamed(self._trace(request))
                 case protocol.VerifyRequest():
-                    return _stream(self._verify(request))
+                    return streamed(self._verify(request))
                 case protocol.ExportRequest() | protocol.FlightRequest():
-                    return _stream(self._exported(request))
+                    return streamed(self._exported(request))
                 case protocol.CommitsRequest():
-                    return _stream(await next_commits(self._host, request))
+                    return streamed(await next_commits(self._host, request))
                 case protocol.LettersRequest():
-                    return _stream(described_letter(letter) for letter in self._live.dead_letters())
+                    return streamed(described_letter(letter) for letter in self._live.dead_letters())
                 case protocol.CommandsRequest():
-                    return _stream(described_command(one) for one in self._commands(request.limit))
+                    return streamed(described_command(one) for one in self._commands(request.limit))
                 case protocol.SharedRequest():
-                    return _stream(self._replication.shared(request))
+                    return streamed(self._replication.shared(request))
                 case protocol.QuarantineRequest():
-                    return _stream(self._replication.quarantine())
+                    return streamed(self._replication.quarantine())
                 case protocol.ClaimsRequest():
-                    return _stream(self._replication.claims(request))
+                    return streamed(self._replication.claims(request))
+                case protocol.MembersRequest():
+                    return streamed(described_members(self._live.members(), self._live.link))
                 case _:
                     return iter((single(await self._do(request)),))
         except Exception as error:
             return iter((refusal(error),))
 
     async def _do(self, request: protocol.SingleRequest) -> Any:
+        protocol.check_node(request)
         match request:
             case protocol.SendRequest():
                 return await self._send(request)
@@ -146,17 +179,25 @@ class ControlService:
             case protocol.NamesRequest():
                 return self._names(request)
             case protocol.AgentsRequest():
-                return await list_agents(self._live, request)
+                return await self._agents(request)
+            case protocol.SpanRequest():
+                return span_of(self._host.journal, "live", "" if self._live.link is None else self._live.link.node)
             case protocol.EventsRequest():
                 return await self._events.read(request)
+            case protocol.PositionsRequest():
+                return await self._map(request)
             case protocol.ViewRequest():
-                return await answer_view(self._live.views, request)
+                return await answer_view(self._live.views, request, is_only=self._is_only())
             case protocol.ViewsRequest():
                 return await answer_views(self._live.views)
             case protocol.ExplainRequest():
                 return await self._explain(request)
             case protocol.WhereRequest():
-                return locate_agent(self._host, self._live.link, request.agent, self._node.owner)
+                return await self._where(request.agent)
+            case protocol.BlobRequest():
+                elsewhere = None if self._host.blobs is None else self._host.blobs.elsewhere
+                data = None if elsewhere is None else await elsewhere.get(request.name)
+                return replies.BlobReply(data, [] if elsewhere is None else list(elsewhere.away()))
             case protocol.RosterRequest():
                 return self._roster(self._live.roster(request.kind))
             case protocol.EnrollAgentsRequest():
@@ -178,6 +219,8 @@ class ControlService:
                 return self._replication.lift(request)
             case protocol.RetireRequest():
                 return self._replication.retire(request)
+            case protocol.ProfileRequest():
+                return await self._profile(request)
             case protocol.StopRequest():
                 self._stop()
                 return replies.StopReply()
@@ -185,28 +228,55 @@ class ControlService:
                 assert_never(request)
 
     async def _send(self, request: protocol.SendRequest) -> replies.SendReply:
-        elsewhere = self._host.intake.is_elsewhere(request.agent)
+        link, asked = self._live.link, (request.agent, request.command_id or "")
+        holder = "" if link is None else link.holder(request.agent, "send it there")
+        if holder and not self._host.intake.is_held(*asked):
+            raise NotAssigned(holder)
+        elsewhere = self._host.intake.is_elsewhere(*asked)
         if not elsewhere:
             self._host.assignment.check(request.agent)
         plan = self._host.shards.first.state.plan_at(request.agent)
         command = phrase(plan, Command, request.command, request.fields, request.texts)
+        _check_size(command)
         within_s = None
         if elsewhere:
             within_s = ELSEWHERE_S if request.wait_s is None else min(max(request.wait_s, WAIT_S_MIN), WAIT_S_MAX)
         ask = (request.agent, command)
         try:
-            verdict = await self._live.send(*ask, command_id=request.command_id, client=CLIENT, within_s=within_s)
+            trace = read_context(request.traceparent, request.tracestate)
+            command_id = request.command_id
+            verdict = await self._live.send(*ask, command_id=command_id, client=CLIENT, within_s=within_s, trace=trace)
         except NoAnswer as error:
             if request.wait_s is None:
                 raise
             return replies.SendReply(accepted=False, position=None, reason=str(error), pending=True)
         if isinstance(verdict, Accepted):
-            return replies.SendReply(accepted=True, position=verdict.position, reason=None)
+            return replies.SendReply(accepted=True, position=verdict.position, reason=None, after=verdict.after)
         return replies.SendReply(accepted=False, position=None, reason=verdict.reason)
 
+    def _is_only(self) -> bool:
+        """Whether no other node has a log of this fleet. Each shard of a fleet on workers has one log, wherever it is
+        asked for."""
+        link = self._live.link
+        if self._node.owner or link is None:
+            return True
+        return not (link.unheard() or link.presence.others() or link.presence.away())
+
+    async def _where(self, agent: str) -> replies.WhereReply:
+        """Where an agent runs. While the link to the bus is new, its node has a moment to appear."""
+        link, deadline_s = self._live.link, asyncio.get_running_loop().time() + APPEARS_S
+        while True:
+            found = locate_agent(self._host, link, agent, self._node.owner)
+            is_known = found.online or found.how == FOREIGN or link is None or not link.presence.settling()
+            if is_known or asyncio.get_running_loop().time() >= deadline_s:
+                return found
+            await asyncio.sleep(APPEARS_LOOK_S)
+
     def _commands(self, limit: int) -> Iterator[CommandOnItsWay | Remembered]:
-        """Those on their way to other nodes, and then the last that were answered, newest first."""
-        yield from () if self._live.link is None else self._live.link.forwarder.on_their_way()[:limit]
+        """Commands and tells on their way to other nodes, and the last commands that were answered, newest first."""
+        if self._live.link is not None:
+            yield from self._live.link.forwarder.on_their_way()[:limit]
+            yield from self._live.link.router.on_their_way()[:limit]
         answers = [answer for shard in self._host.shards for answer in shard.state.answers.all()]
         elsewhere = [answer for answer in answers if not self._host.assignment.runs(answer.agent)]
         yield from sorted(elsewhere, key=lambda answer: -answer.time_ns)[:limit]
@@ -216,7 +286,11 @@ class ControlService:
         plan = self._host.shards.first.state.plan_at(request.agent)
         texts = request.texts if isinstance(request, protocol.ObserveRequest) else {}
         event = phrase(plan, Event, request.event, request.fields, texts)
-        return self._host.intake.observe(request.agent, event)
+        _check_size(event)
+        trace = None
+        if isinstance(request, protocol.ObserveRequest):
+            trace = read_context(request.traceparent, request.tracestate)
+        return self._host.intake.observe(request.agent, event, trace=trace)
 
     async def _observe_many(self, request: protocol.ObserveManyRequest) -> replies.ObserveManyReply:
         """All are taken before the first is waited for: the disk is synced once for many of them."""
@@ -242,16 +316,19 @@ class ControlService:
     async def _state(self, request: protocol.StateRequest) -> replies.StateReply:
         address = request.agent
         number = self._host.intake.shard_of(address)
+        plan, name_of = self._host.shards.first.state.plan_at(address), self._replication.writer
         if request.at is not None:
-            sight = await self._look_back(address, read_moment(request.at))
-        else:
-            agent = self._live.query(address)
-            positions = {head.shard: head.position for head in self._host.journal.heads()}
-            known = self._host.durable_image(address) is not None
-            time_ns = self._host.shards[number].state.time_ns
-            sight = PastState(agent, known, number, positions.get(number, 0), time_ns)
-        stopped = self._live.stopped().get(address) if request.at is None else None
-        return described_sight(address, sight, stopped)
+            moment = read_at(request.at)
+            sight = await self._look_back(address, moment)
+            return described_sight(address, sight, plan, name_of, moment.time_ns)
+        agent = self._live.query(address)
+        positions = {head.shard: head.position for head in self._host.journal.heads()}
+        known = self._host.durable_image(address) is not None
+        time_ns = self._host.shards[number].state.time_ns
+        stopped = self._live.stopped().get(address)
+        sight = PastState(agent, known, number, positions.get(number, 0), time_ns, stopped)
+        found = described_sight(address, sight, plan, name_of, self._host.clock.wall_ns())
+        return self._replication.with_others(found)
 
     async def _look_back(self, address: str, moment: Moment) -> PastState:
         self._begin_long()
@@ -267,6 +344,24 @@ class ControlService:
                     return sight
                 await asyncio.sleep(0)
             raise NotRunning("the log ended while it was read; ask again")
+        finally:
+            self._end_long()
+
+    async def _map(self, request: protocol.PositionsRequest) -> replies.PositionsReply:
+        if request.at is None:
+            return await self._positions.read(request)
+        self._begin_long()
+        try:
+            return await self._positions.read(request)
+        finally:
+            self._end_long()
+
+    async def _agents(self, request: protocol.AgentsRequest) -> replies.AgentsReply:
+        if request.at is None:
+            return await list_agents(LiveAgents(self._host, self._live.stopped), request)
+        self._begin_long()
+        try:
+            return await self._positions.list_agents(request, read_at(request.at))
         finally:
             self._end_long()
 
@@ -296,6 +391,15 @@ class ControlService:
     def _log(self, request: protocol.LogRequest) -> Iterator[LogEntry | None]:
         wanted = filled(EntryFilter, request)
         return list_log(self._host.journal, wanted, self._reading)
+
+    def _trace(self, request: protocol.TraceRequest) -> Iterator[Span | None]:
+        """Reads the whole log, beside the work of the node."""
+        self._begin_long()
+        try:
+            link = self._live.link
+            yield from find_spans(self._host.journal, request.jobs, request.limit, "" if link is None else link.node)
+        finally:
+            self._end_long()
 
     def _verify(self, request: protocol.VerifyRequest) -> Iterator[replies.LogProgress | replies.VerifyReply | None]:
         """Verifies the journal as it is now, beside the work of the node."""
@@ -365,6 +469,17 @@ class ControlService:
         await self._host.intake.take(state.shard, RevokeSigner(*key, last))
         return replies.RevokeReply(key[1].hex(), last)
 
+    async def _profile(self, request: protocol.ProfileRequest) -> Profile:
+        check_length(request.seconds)
+        owner, wanted = self._node.owner, request.worker
+        if wanted and not (owner and (f"{owner}-".startswith(f"{wanted}-") or wanted.startswith(f"{owner}-"))):
+            raise ConfigError(
+                f"worker {wanted!r}: this is " + (f"worker {owner}" if owner else "a node, name no worker")
+            )
+        if self._profiler is None:
+            raise ConfigError("this process cannot be profiled")
+        return await self._profiler.run(request.seconds)
+
     def _roster(self, roster: Roster) -> DescribedRoster:
         return described_roster(roster, [shard.state.shard for shard in self._host.shards])
 
@@ -401,11 +516,20 @@ class ControlService:
                 for one in signers
             ],
             recovered=described_recovery(self._live.recovered),
+            troubles=[*standing.troubles, *self._positions.troubles()],
             link=described_link(standing.link),
             shared=UNSET if company.shared is None else company.shared,
             claims=UNSET if company.claims is None else company.claims,
             copies=[described_copy(one) for one in standing.copies] or UNSET,
+            metrics=self.metrics.collect(),
+            metrics_url=self._node.metrics_url(),
         )
+
+
+def _check_size(message: Command | Event) -> None:
+    """Raises TooLarge: later it would be a refusal of the agent, or a dead letter."""
+    if (size := len(encode(message))) > MESSAGE_BYTES_MAX:
+        raise TooLarge(f"a message of {size} bytes, {MESSAGE_BYTES_MAX} at most; store the payload and send a Blob")
 
 
 async def _kept(taken: asyncio.Future[None]) -> None:
@@ -415,22 +539,6 @@ async def _kept(taken: asyncio.Future[None]) -> None:
         await taken
     except (NotOwned, NotRunning) as error:
         raise JournalUnknown(f"whether it is kept is not known, and it is not said twice: {error}") from None
-
-
-def _stream(items: Iterable[Any]) -> Iterator[Answer]:
-    """Items, then the end. An error on the way is the last reply."""
-    count = 0
-    try:
-        for one in items:
-            if one is None:
-                yield b""
-                continue
-            count += 1
-            yield item(one)
-    except Exception as error:
-        yield refusal(error)
-        return
-    yield end(count)
 
 
 def _key(public_key: str, algorithm: int) -> Key:

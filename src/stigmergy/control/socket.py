@@ -68,9 +68,14 @@ class ControlServer:
     async def start(self) -> None:
         """Binds and listens. Raises JournalLocked if another process answers there, ConfigError if it cannot be."""
         listening = bound(self._path)
-        status = os.stat(self._path)
-        self._identity = (status.st_dev, status.st_ino)
-        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=REQUEST_BYTES_MAX)
+        try:
+            status = os.stat(self._path)
+            self._identity = (status.st_dev, status.st_ino)
+            self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=REQUEST_BYTES_MAX)
+        except BaseException:  # also a start that is given up at its last step: the socket listens by then
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+            raise
 
     async def close(self) -> None:
         """Takes the socket away, lets requests under way end, and leaves who is connected. Nothing new is taken."""
@@ -81,9 +86,11 @@ class ControlServer:
         # first stops listening, then finishes accepting, which takes a few rounds of the loop, and only then closes.
         for listening in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
-        for _ in range(ACCEPTING_ROUNDS):
-            await asyncio.sleep(0)
-        self._server.close()
+        try:
+            for _ in range(ACCEPTING_ROUNDS):
+                await asyncio.sleep(0)
+        finally:
+            self._server.close()
         with contextlib.suppress(OSError):
             status = os.stat(self._path)
             if (status.st_dev, status.st_ino) == self._identity:

@@ -13,16 +13,21 @@ from stigmergy.base.errors import ConfigError, Malformed
 from stigmergy.control import protocol, replies
 from stigmergy.control.replies import filled
 from stigmergy.views.port import Operator, RowCondition, check_selection, read_value
+from stigmergy.views.query import read_position
 from stigmergy.views.service import ViewService
 
 WITHIN_S_MAX = 50.0
 """A question waits at most so long for positions: less than a request may take."""
 _CONDITION = re.compile(r"(?P<field>[^\W\d]\w*)(?P<op><=|>=|!=|=|<|>)(?P<value>.*)", re.DOTALL)
-_AFTER = re.compile(r"(?:(?P<name>.+):)?(?P<position>\d{1,18})", re.DOTALL)
 
 
-async def answer_view(views: ViewService | None, request: protocol.ViewRequest) -> replies.ViewReply:
-    """The rows that are asked for. Raises ConfigError, Malformed, ViewBehind, ViewFailed, StoreError."""
+async def answer_view(
+    views: ViewService | None, request: protocol.ViewRequest, *, is_only: bool = True
+) -> replies.ViewReply:
+    """The rows that are asked for; `is_only` says whether no other node has a log of this fleet.
+
+    Raises ConfigError, Malformed, ViewBehind, ViewFailed, StoreError.
+    """
     service = _there(views)
     plan = service.plan(request.view)
     if not 0 <= request.within_s <= WITHIN_S_MAX:
@@ -30,7 +35,7 @@ async def answer_view(views: ViewService | None, request: protocol.ViewRequest) 
     where = [read_condition(plan, text) for text in request.where]
     order = [(text.removeprefix("-"), text.startswith("-")) for text in request.order]
     wanted = check_selection(plan, where, order, request.limit, request.cursor)
-    after = dict(read_after(service, text) for text in request.after)
+    after = dict(read_after(service, text, is_only=is_only) for text in request.after)
     found = await service.page(plan, wanted, after, request.within_s)
     rows = [described_row(plan.row_of(values)) for values in found.rows]
     return replies.ViewReply(plan.name, rows, found.cursor or None, found.positions)
@@ -56,16 +61,16 @@ def read_condition(plan: ViewPlan, text: str) -> RowCondition:
     return RowCondition(found["field"], op, read_value(plan, found["field"], found["value"]))
 
 
-def read_after(service: ViewService, text: str) -> tuple[str, int]:
-    """Reads what to wait for: `3:41` is position 41 of shard 3, `Drone/D-17:41` of the shard of this agent, and
-    `ground/0:7` of shard 0 of another fleet. Raises Malformed."""
-    found = _AFTER.fullmatch(text)
-    if found is None:
-        raise Malformed(f"after {text!r}: give SHARD:POSITION, or KIND/NAME:POSITION as a command was answered")
-    name = found["name"] or "0"
-    if "/" in name and name not in service.position_names():
-        name = service.position_name(name)
-    return name, int(found["position"])
+def read_after(service: ViewService, text: str, *, is_only: bool = True) -> tuple[str, int]:
+    """Reads what to wait for: `3@5f3a9c1e:41` is position 41 of shard 3 of that log, `ground/0@…:7` of shard 0 of
+    another fleet, and `Drone/D-17:41` of the shard of this agent. Raises Malformed, and ConfigError for a position that
+    may be of another node's log."""
+    name, position = read_position(text)
+    if "/" in name and not service.is_log(name):
+        return service.position_name(name), position
+    if "@" not in name and position and not is_only:
+        raise ConfigError(f"after {text!r} does not say of which node's log it is; give the `after` of the answer")
+    return name, position
 
 
 def described_row(row: View) -> dict[str, Any]:

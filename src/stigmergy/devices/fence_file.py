@@ -10,7 +10,6 @@ reported, and the fence goes on in memory.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from pathlib import Path
 
@@ -18,12 +17,13 @@ import apsw
 
 from stigmergy.base.errors import ConfigError
 from stigmergy.devices.fence import Fence
+from stigmergy.diagnostics.logger import Log
 
 SAVE_WITHIN_S = 10.0
 """How long a close waits for what is still to be written."""
 APPLICATION_ID = 0x73746667
 
-log = logging.getLogger("stigmergy.devices")
+log = Log("devices")
 
 
 class FenceFile(Fence):
@@ -99,7 +99,7 @@ class FenceFile(Fence):
                 self._saving = False
                 if failed:
                     self.failures += 1
-                    log.warning("fence %s: could not be written: %s", self._path, failed)
+                    log.say("fence-failed", f"fence {self._path}: could not be written: {failed}")
                     self._changed = {**changed, **self._changed}
                     if self._ending:
                         break

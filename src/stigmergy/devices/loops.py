@@ -120,7 +120,7 @@ class Loop:
         self._driving = False
         self._abandoned = False
         self.counters = counters
-        self.report = FaultReport(f"loop {spec.name} of {address}", clock)
+        self.report = FaultReport(f"loop {spec.name}", address, clock)
 
     async def run(self) -> None:
         """Until it is cancelled; the output is then made safe."""

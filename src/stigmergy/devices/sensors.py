@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -19,9 +18,11 @@ from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import printable
 from stigmergy.agents.messages import SECOND_NS, Event
 from stigmergy.base.clock import Clock, Threads
-from stigmergy.base.errors import DefinitionError, StigmergyError
+from stigmergy.base.errors import DefinitionError, NotOwned, NotRunning, StigmergyError
 from stigmergy.devices.filters import Thinner, Thinning
 from stigmergy.devices.port import Feed
+from stigmergy.diagnostics.codes import Trouble
+from stigmergy.diagnostics.logger import Log
 
 # A fixed rate on the monotonic clock: the grid never shifts, and missed ticks are skipped and counted.
 
@@ -80,9 +81,11 @@ PAUSE_S_MAX = 30.0
 """The pause before a pushing sensor that has ended is begun again; it doubles from one to the other."""
 REPORT_EVERY_S = 60.0
 """What goes wrong with one sensor of one agent is reported at most so often, and then with its count."""
+TROUBLE_AFTER = 3
+"""A sensor that has failed so many times without a reading in between is a trouble of its node until it reads."""
 _REASON_CHARS_MAX = 300
 
-log = logging.getLogger("stigmergy.devices")
+log = Log("devices")
 
 
 class SensorSpec(Struct, frozen=True):
@@ -125,22 +128,47 @@ class SensorCounters(Struct):
 class FaultReport:
     """Says what goes wrong, without saying it a thousand times."""
 
-    def __init__(self, what: str, clock: Clock) -> None:
-        self._what = what
+    def __init__(self, device: str, agent: str, clock: Clock) -> None:
+        self._what = f"{device} of {agent}"
+        self._agent = agent
         self._clock = clock
         self._silent_until_ns: int | None = None
         self._unsaid = 0
+        self._why = ""
         self.last = ""
+        self.in_a_row = 0
+        """Failures since the last reading."""
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """That it fails again and again, if it does."""
+        if self.in_a_row < TROUBLE_AFTER:
+            return None
+        what, times = self._what, f"{self.in_a_row} times"
+        text, past = f"{what} fails, {times} by now: {self._why}", f"{what} failed {times} in a row: {self._why}"
+        return Trouble("device-failed", text, self._agent, past=past)
+
+    def worked(self) -> None:
+        """It has read."""
+        self.in_a_row = 0
 
     def failed(self, reason: str) -> None:
         """Notes it, and reports it unless that was done a moment ago."""
         self.last = printable(reason, _REASON_CHARS_MAX)
+        self.in_a_row += 1
+        if self.in_a_row <= TROUBLE_AFTER:
+            self._why = self.last  # that of a trouble stays, so that it is one and not many
         now_ns = self._clock.monotonic_ns()
         if self._silent_until_ns is not None and now_ns < self._silent_until_ns:
             self._unsaid += 1
             return
         more = f" ({self._unsaid} more since the last report)" if self._unsaid else ""
-        log.warning("%s: %s%s", self._what, self.last, more)
+        log.say(
+            "device-failed",
+            f"{self._what}: {self.last}{more}",
+            agent=self._agent,
+            is_trouble=self.in_a_row > TROUBLE_AFTER,
+        )
         self._silent_until_ns = now_ns + int(REPORT_EVERY_S * SECOND_NS)
         self._unsaid = 0
 
@@ -168,7 +196,7 @@ class SensorOutlet:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.counters = counters
-        self.report = FaultReport(f"sensor {spec.name} of {address}", clock)
+        self.report = FaultReport(f"sensor {spec.name}", address, clock)
 
     @property
     def agent(self) -> str:
@@ -184,6 +212,7 @@ class SensorOutlet:
             self.failed(f"gave {type(given).__name__}, which is no event")
             return
         self.counters.read += 1
+        self.report.worked()
         before = self._thinner.left_out
         self._thinner.offer(event, self._clock.monotonic_ns())
         self.counters.thinned += self._thinner.left_out - before
@@ -192,6 +221,7 @@ class SensorOutlet:
     async def send(self, event: Event) -> None:
         """An event that must not be lost; see `ports.device.Feed`."""
         self.counters.read += 1
+        self.report.worked()
         await self._observe(self._address, event, self._spec.source)
         self.counters.taken += 1
 
@@ -199,6 +229,13 @@ class SensorOutlet:
         """A read, or the handing over of one, has failed."""
         self.counters.failed += 1
         self.report.failed(reason)
+
+    def _not_taken(self, error: BaseException, reason: str) -> None:
+        """Whoever ends a host, or loses its shards, says so: that is no fault of the device."""
+        if isinstance(error, NotOwned | NotRunning):
+            self.counters.failed += 1
+        else:
+            self.failed(reason)
 
     def close(self) -> None:
         """Passes nothing on any more."""
@@ -232,7 +269,7 @@ class SensorOutlet:
         try:
             self._under_way = self._observe(self._address, event, self._spec.source)
         except Exception as error:  # a message that has no bytes is the sensor's fault, and no reason to end it
-            self.failed(_words(error))
+            self._not_taken(error, _words(error))
             return
         self._under_way.add_done_callback(self._handed_over)
 
@@ -244,7 +281,7 @@ class SensorOutlet:
         if error is None:
             self.counters.taken += 1
         elif not self._closed:
-            self.failed(f"not taken: {_words(error)}")
+            self._not_taken(error, f"not taken: {_words(error)}")
         event, self._waiting = self._waiting, None
         if event is not None and not self._closed:
             self._hand_over(event)
@@ -271,6 +308,7 @@ class Poller:
             self._outlet.counters.overruns += self._ticker.overruns - before
             if self._hung is not None and not self._hung.done():
                 self._outlet.counters.overruns += 1
+                self._outlet.report.in_a_row += 1
                 continue
             await self._read()
 
@@ -286,7 +324,7 @@ class Poller:
             raise_if_ours(error)
             self._outlet.failed(_words(error))
             return
-        if event is not None:
+        if event is not None:  # Nothing new says nothing about a device that fails: only a reading ends that.
             self._outlet.push(event)
 
     async def _read_on_thread(self) -> Any:

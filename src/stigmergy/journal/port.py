@@ -8,6 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, JournalForeign
+from stigmergy.metrics.histogram import Histogram
 from stigmergy.shard.commit import Group, Head, Sealed, Signature
 from stigmergy.shard.homes import Homes, shard_of
 
@@ -75,6 +76,12 @@ def patience_s(journal: object) -> float:
     A log that several servers keep needs some seconds to find a new leader, and is not a disk that has failed.
     """
     return float(getattr(journal, "write_within_s", 0.0))
+
+
+def sync_times(journal: object) -> Histogram | None:
+    """How long this journal waits for its disk: its `syncs`, where it has a disk of its own."""
+    found: Histogram | None = getattr(journal, "syncs", None)
+    return found
 
 
 CHECK_EVERY_S = 0.5

@@ -110,7 +110,12 @@ class Recovery:
         return found
 
     def finish(self, found: Recovered) -> None:
-        """Checks that all that was read is signed by somebody who may."""
+        """Checks that all that was read is signed by somebody who may, and that the code of today can go on with it."""
+        for state in found.states:
+            for agent in state.agents.values():
+                check = state.plan_of[type(agent)].check
+                if check is not None:
+                    check(agent)
         found.signatures = self._signatures.finish(found.states)
         found.last_signers = self._signatures.last_signers
 

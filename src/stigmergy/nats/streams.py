@@ -49,7 +49,8 @@ async def ensure_stream(
 ) -> StreamFound:
     """Returns the stream, and makes it if it does not exist. `settings` use JetStream's names, only those that matter.
 
-    Raises ConfigError if an existing stream differs in any of them, and changes nothing.
+    Raises ConfigError if an existing stream differs in any of them, and changes nothing; LinkDown if too few of its
+    servers are there.
     """
     deadline_s = asyncio.get_running_loop().time() + within_s
     while True:
@@ -110,6 +111,11 @@ def _same(wanted: Any, found: Any) -> bool:
 
 def _cannot_make(link: NatsLink, name: str, settings: Mapping[str, Any], refused: JetStreamRefused) -> Exception:
     replicas = settings.get("num_replicas", 1)
+    if "peer offline" in refused.description:
+        # There are enough servers, and some are away: nothing to configure, and whoever waits for servers waits on.
+        return LinkDown(
+            f"stream {name} needs {replicas} servers at {link.address.shown}, and not all are there; start the others"
+        )
     if refused.is_passing or "peers" in refused.description or "replicas" in refused.description:
         return ConfigError(
             f"stream {name} with {replicas} replicas cannot be placed at {link.address.shown} ({refused.description}); "

@@ -15,40 +15,45 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
+from stigmergy.agents.assignment import UNKNOWN_NODES
 from stigmergy.agents.messages import Event
 from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, JournalError, StigmergyError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.mapping import write_device_order
-from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.port import LOCAL_ONLY, NO_BUS, UP, Bus, BusMessage
 from stigmergy.bus.presence import Member, MemberJoined, Presence, describe_node
 from stigmergy.bus.publisher import Publisher
 from stigmergy.bus.replies import Responder
 from stigmergy.bus.subscriptions import COLLECT_ALL, Collect
 from stigmergy.bus.topics import Topics, check_level_name
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.membership.bus_mesh import BusMesh
 from stigmergy.network.forwarder import Forwarder
 from stigmergy.network.history import HistoryService
 from stigmergy.network.history_listener import HistoryListener
 from stigmergy.network.level_links import LevelLinks
+from stigmergy.network.registry import Registry
 from stigmergy.network.subscriber import Subscriber
 from stigmergy.network.tell_router import TellRouter
 from stigmergy.node.host import Connections, Host
-from stigmergy.node.ingress import BUS_SOURCES
 from stigmergy.shard.inputs import EffectsSettled
 from stigmergy.shard.outbox import Pending
-from stigmergy.uplink.collector import CollectedBus, Collector
-from stigmergy.uplink.names import UplinkSource
+from stigmergy.uplink.collector import Collector
+from stigmergy.uplink.messages import UplinkStatus
+from stigmergy.uplink.names import CollectedBus, UplinkSource
 from stigmergy.uplink.rules import UplinkRule
-from stigmergy.uplink.sender import Uplink, UplinkStatus
+from stigmergy.uplink.sender import Uplink
 
 RECALLED_COMMITS_MAX = 2_000
 """So many of the last commits are read at the start for what was published last."""
 RUN_BYTES = 8
-UP = "up"
 DRAIN_LOOK_S = 0.005
-LOCAL_ONLY = "local-only"
-NO_BUS = "none"
+AWAY_TOLD_MAX = 10
+"""So many nodes that are away are named among the troubles."""
+LINK_PATIENCE_NS = 3_000_000_000
+"""A link that is down for less is no trouble: every start begins so."""
 
 
 class LinkStatus(Struct, frozen=True):
@@ -60,7 +65,10 @@ class LinkStatus(Struct, frozen=True):
     """What keeps the link down, or that another node has our name."""
     owed: int = 0
     """Published messages that the broker has not taken yet."""
+    tells: int = 0
+    """Tells that agents of other nodes have not acknowledged yet."""
     members: int = 0
+    """Those that are heard: while the bus is unreachable only this node."""
     uplink: UplinkStatus | None = None
     """How far the receiver of the node's uplink is behind; None without one."""
 
@@ -116,6 +124,8 @@ class Relay:
         if self.levels.below is not None:
             buses.append(CollectedBus(self.levels.below, ANY_SITE))
             collects = (*collects, COLLECT_ALL)
+        self.collects_all = COLLECT_ALL in collects
+        """Whether the events of all agents that have an uplink to this node become events of the same agents here."""
         expects = self.levels.below is not None
         self.links = LevelLinks(me, self.levels.above, buses, host.clock.monotonic_ns, expects=expects)
         self.collector = Collector(buses, host, me, run, teller, collects, settings.bus) if buses else None
@@ -170,12 +180,13 @@ class Relay:
         return None if self.uplink is None else self.uplink.standing()
 
     @property
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """Why nothing goes up now, if somebody has to do something about it."""
         standing = self.standing()
-        found = [f"uplink: {standing.trouble}"] if standing is not None and standing.trouble else []
+        stuck = [f"uplink: {standing.trouble}"] if standing is not None and standing.trouble else []
         errors = (bus.last_error for bus in self.levels.buses)
-        return [*found, *(str(error) for error in errors if isinstance(error, ConfigError))]
+        refused = (str(error) for error in errors if isinstance(error, ConfigError))
+        return [*coded("uplink-stuck", stuck), *coded("bus-refused", refused)]
 
     def counters(self) -> dict[str, int]:
         """Counts of sent and collected events, and those of the buses between levels."""
@@ -203,14 +214,22 @@ class BusLink:
         uplink: UplinkRule | None = None,
         collects: bool = False,
         levels: Levels | None = None,
+        registry: Registry | None = None,
     ) -> None:
+        """`registry` has looked for rivals, or has to before the bus opens."""
         declaration, settings, clock = host.declaration, host.settings, host.clock
         self._host = host
+        self._registry = registry
+        self._joining: asyncio.Task[None] | None = None
+        self._is_off = False
+        self._down_ns: int | None = clock.monotonic_ns()
+        """Since when the node is local-only."""
         self._bus = bus
         self.node = check_level_name("node", node)
         self.topics = Topics(declaration.name, check_level_name("site", site))
         routes = levels is not None and bool(levels.buses)
-        me = structs.replace(describe_this_node(host, node, entropy, version), routes=routes)
+        journal = "" if registry is None else registry.journal
+        me = structs.replace(describe_this_node(host, node, entropy, version), routes=routes, journal=journal)
         self.teller = Responder(bus, self.topics, node, clock.monotonic_ns, refusals_per_s=settings.bus.refusals_per_s)
         self.publisher = Publisher(
             bus,
@@ -235,6 +254,7 @@ class BusLink:
             every_s=settings.bus.presence_every_s,
             gone_s=settings.bus.presence_gone_s,
         )
+        self.presence.on_rival = self._give_way
         self.history = HistoryService(bus, self.topics, node, host)
         sender = UplinkSource(declaration.name, site, node)
         all_of_them = (COLLECT_ALL,) if collects else ()
@@ -245,8 +265,14 @@ class BusLink:
         ids, takers = _ids(clock, entropy), (self._take_tells, self.forwarder, self._is_claimed)
         self.subscriber = Subscriber(bus, self.topics, host, self.teller, settings.bus, ids, *takers)
         self.listener = HistoryListener(bus, self.topics, node, host, self.subscriber, lambda: _watch_id(entropy))
+        self.forwarder.is_off = lambda: registry is not None and bool(registry.rivals)
         self._watchers: list[Callable[[], None]] = []
         bus.on_link(self._heard)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the bus is connected."""
+        return self._bus.is_up
 
     @property
     def connections(self) -> Connections:
@@ -256,9 +282,19 @@ class BusLink:
             forward=self.forwarder.release,
             forwards=self.forwarder.forwards,
             locate=self.presence.locate,
+            unreachable=self.unreachable,
             is_named=lambda address: bool(self.presence.claimants(address)),
             remote=self.router,
         )
+
+    def unreachable(self, address: str) -> str:
+        """Why an agent of another node cannot be reached now, if that may change by itself; else empty."""
+        if away := self.presence.locate_away(address):
+            return away
+        if not self._bus.is_up:
+            return f"which node runs it is not known without a link to the bus ({self._error})"
+        settling = self.presence.settling()
+        return settling and f"which node runs it is not known yet: {settling}"
 
     def make_mesh(self, name: str = "") -> BusMesh:
         """A mesh over this bus: a broker says who is there, and reaches everybody."""
@@ -282,10 +318,47 @@ class BusLink:
         self.listener.start()
         await self.relay.start()
         self.publisher.start()
+        if self._registry is None or self._registry.is_checked:
+            await self._bus.open(self.presence.will)
+        else:
+            self._joining = asyncio.ensure_future(self._join(self._registry))
+
+    async def _join(self, registry: Registry) -> None:
+        self.presence.is_late = True
+        await registry.wait_free(self.presence)
         await self._bus.open(self.presence.will)
+
+    def _give_way(self, rival: Member) -> None:
+        """Another node has our agents, or our name, and goes before us: leaves the bus before anything more comes."""
+        if self._registry is not None and not self._is_off:
+            self._is_off = True
+            self.subscriber.close()
+            self._joining = asyncio.ensure_future(self._leave(self._registry, rival))
+
+    async def _leave(self, registry: Registry, rival: Member) -> None:
+        registry.stay_off(rival)
+        await self.presence.kill()
+        await self._bus.close()
+        registry.say_off(self.presence)
+
+    def holder(self, address: str, remedy: str) -> str:
+        """Which other node has this agent, while this one stays off the bus because of it; empty if none has."""
+        return "" if self._registry is None else self._registry.holder(address, remedy)
+
+    def unheard(self) -> dict[str, str]:
+        """Why this node does not know the fleet, by the names of nodes: of its rivals, and UNKNOWN_NODES last. Empty
+        once it has heard of all that are there."""
+        rivals = [] if self._registry is None else self._registry.rivals
+        found = {one.member.node: f"{one.why}, so this node stays off the bus" for one in rivals}
+        if why := "this node stays off the bus" if rivals else self.presence.unheard():
+            found[UNKNOWN_NODES] = f"the other nodes of the fleet are not known: {why}"
+        return found
 
     async def stop(self) -> None:
         """Leaves in order."""
+        await end_tasks(self._joining)
+        if self._registry is not None:
+            await self._registry.stop()
         self.subscriber.close()
         self.relay.close()
         await self.listener.stop()
@@ -298,12 +371,7 @@ class BusLink:
                 await self.presence.stop()
         except TimeoutError:
             pass  # the broker does not answer; it will publish our will
-        await self.publisher.stop()
-        await self.router.stop()
-        await self.forwarder.stop()
-        await self.history.stop()
-        await self.relay.stop()
-        await self.teller.stop()
+        await self._end()
         await self._bus.close()
 
     async def kill(self) -> None:
@@ -312,6 +380,9 @@ class BusLink:
         self.relay.close()
         await self.listener.stop()
         await self.presence.kill()
+        await self._end()
+
+    async def _end(self) -> None:
         await self.publisher.stop()
         await self.router.stop()
         await self.forwarder.stop()
@@ -325,25 +396,65 @@ class BusLink:
 
     def standing(self) -> LinkStatus:
         """How this node stands with its bus."""
-        error = self._bus.last_error
+        error, rival = self._error, "" if self._registry is None else self._registry.conflict
         return LinkStatus(
             link=LOCAL_ONLY if self._is_local_only else UP,
-            why=self.presence.conflict or ("" if error is None else str(error)) or self.relay.why_cut_off,
+            why=rival or self.presence.conflict or ("" if error is None else str(error)) or self.relay.why_cut_off,
             owed=self.publisher.owed,
-            members=len(self.presence.members()),
+            tells=self.router.kept,
+            members=len(self.presence.members()) if self._bus.is_up else 1,
             uplink=self.relay.standing(),
         )
 
-    def troubles(self) -> list[str]:
-        """A name that two nodes use, a broker that will not have us, messages that were shed."""
-        error = self._bus.last_error
-        found = [
-            self.presence.conflict,
-            *self.presence.overlaps(),
-            str(error) if isinstance(error, ConfigError) else "",
+    def troubles(self) -> list[Trouble]:
+        """No link, a name that two nodes use, a broker that will not have us, messages that were shed."""
+        registry = self._registry
+        off = (f"node {one.node!r} stays off the bus: {one.off}" for one in self.presence.staying_off())
+        refused = [str(self._error)] if isinstance(self._error, ConfigError) else []
+        found = [] if registry is None else coded("name-conflict", [registry.conflict])
+        found += [] if registry is None else coded("registry-unknown", [registry.trouble])
+        found += [
+            *coded("name-conflict", [self.presence.conflict]),
+            *coded("agents-conflict", self.presence.overlaps()),
         ]
+        found += [*coded("node-off", off), *coded("bus-refused", refused)]
+        found += self._told_down(found) or self._told_away()
         found += [*self.subscriber.troubles, *self.router.troubles(), *self.forwarder.troubles, *self.listener.troubles]
-        return [*(trouble for trouble in found if trouble), *self.relay.troubles]
+        return [*found, *self.relay.troubles]
+
+    def _told_down(self, others: Sequence[Trouble]) -> list[Trouble]:
+        """That the link is down, once it has been so for some time, unless another trouble says why."""
+        self._note_link()
+        if self._down_ns is None or self._host.clock.monotonic_ns() - self._down_ns < LINK_PATIENCE_NS:
+            return []
+        why = self.standing().why
+        return [] if why in others else [Trouble("bus-down", f"link {LOCAL_ONLY}: {why or 'it is not connected yet'}")]
+
+    @property
+    def is_on_bus(self) -> bool:
+        """Whether the other nodes are heard now."""
+        return self._bus.is_up
+
+    def away(self) -> dict[str, str]:
+        """Nodes that have left, with the times since when they are away at the latest, those that left last first."""
+        clock = self._host.clock
+        ago_ns = clock.wall_ns() - clock.monotonic_ns()
+        return {node: _second(ago_ns + left_ns) for node, left_ns in reversed(self.presence.left().items())}
+
+    def _told_away(self) -> list[Trouble]:
+        """Nodes that are away, while we would hear them."""
+        if not self._bus.is_up or self.presence.settling():
+            return []
+        away = self.away()
+        told = [
+            f"node {node!r} is away, since {since} at the latest" for node, since in [*away.items()][:AWAY_TOLD_MAX]
+        ]
+        more = [f"{len(away) - len(told)} more nodes are away"] if len(away) > len(told) else []
+        return coded("node-away", [*told, *more])
+
+    def _note_link(self) -> None:
+        down_ns = self._host.clock.monotonic_ns() if self._down_ns is None else self._down_ns
+        self._down_ns = down_ns if self._is_local_only else None
 
     def counters(self) -> dict[str, int]:
         """What was published, taken, refused and shed."""
@@ -364,6 +475,11 @@ class BusLink:
         )
 
     @property
+    def _error(self) -> StigmergyError | None:
+        """Why the bus cannot be reached: as the registry says, while that looks."""
+        return (None if self._registry is None else self._registry.last_error) or self._bus.last_error
+
+    @property
     def _is_local_only(self) -> bool:
         return not self._bus.is_up or self.relay.is_cut_off
 
@@ -381,7 +497,9 @@ class BusLink:
     # ------------------------------------------------------------------ what the host and the bus say
 
     def _release(self, shard: int, pending: Pending) -> None:
-        self.publisher.release(shard, self._host.shards[shard].epoch, pending)
+        one = self._host.shards[shard]
+        carried = one.state.traces.of(pending) if one.state.traces else None
+        self.publisher.release(shard, one.epoch, pending, None if carried is None else carried.context())
 
     def _settle(self, shard: int, settled: EffectsSettled) -> None:
         if self._host.failure is None:
@@ -400,9 +518,10 @@ class BusLink:
         for look in self._watchers:
             look()
         self.forwarder.changed()
-        tell_interested(self._host, event)
+        self._host.tell_interested(event)
 
     def _heard(self, up: bool) -> None:
+        self._note_link()
         self.publisher.link(up)
         self.router.link(up)
         self.subscriber.link(up)
@@ -421,21 +540,9 @@ class BusLink:
         return tuple(messages) or None
 
 
-def tell_interested(host: Host, event: Event) -> None:
-    """Tells agents who joined or left. Without room they are not told: presence is no fact to stop for."""
-    for address in host.declaration.interested:
-        plan = host.declaration.plans[address.partition("/")[0]]
-        if plan.handles(type(event)):
-            try:
-                told = host.intake.observe(address, event, source=f"{BUS_SOURCES}presence")
-            except StigmergyError:
-                continue
-            told.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
 def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) -> Member:
     """What this run of a node says about itself."""
-    since = datetime.fromtimestamp(host.clock.wall_ns() / 1_000_000_000, UTC).isoformat(timespec="seconds")
+    since = _second(host.clock.wall_ns())
     run = entropy.token(RUN_BYTES).hex()
     member = describe_node(node, run, version, since, host.declaration.plans, host.declaration.actuators.by_tag)
     # Of several owners of shards each runs those of its shards only; they announce what all of them run together.
@@ -444,6 +551,10 @@ def describe_this_node(host: Host, node: str, entropy: Entropy, version: str) ->
     epoch = max(shard.epoch for shard in host.shards)
     assignment = host.assignment
     return structs.replace(member, agents=assignment.agents, everything=assignment.is_everything, epoch=epoch)
+
+
+def _second(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1_000_000_000, UTC).isoformat(timespec="seconds")
 
 
 def _watch_id(entropy: Entropy) -> str:

@@ -27,6 +27,7 @@ from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import Presence, may_run, names
 from stigmergy.bus.replies import ANSWER, TAKEN
 from stigmergy.bus.topics import Channel, Topics, escape, parse_topic
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.network.level_links import (
     ANNOUNCE_S,
     Forward,
@@ -42,9 +43,10 @@ from stigmergy.network.level_links import (
 )
 from stigmergy.node.host import Host
 from stigmergy.node.intake import AwaitedTicket
-from stigmergy.shard.forwarding import LATE, Forwarded, read_forwarded
+from stigmergy.shard.forwarding import FORWARD, LATE, Forwarded, read_forwarded
 from stigmergy.shard.inputs import CommandAnswered, Refused, Travel, Verdict
 from stigmergy.shard.outbox import Pending
+from stigmergy.shard.tracing import TraceContext, read_context, write_parent, write_state
 
 BUS = "bus"
 AGAIN_S = 1.0
@@ -95,7 +97,7 @@ class Travelling:
 
 
 class CommandOnItsWay(Struct, frozen=True):
-    """A command that is not answered yet, for people."""
+    """A command that is not answered yet, or the tells for one agent that are not acknowledged, for people."""
 
     agent: str
     command_id: str
@@ -103,6 +105,8 @@ class CommandOnItsWay(Struct, frozen=True):
     asked_ns: int
     expires_ns: int
     standing: str
+    tells: int = 0
+    """How many tells these are, of which the first is shown; 0: a command."""
 
 
 class Served:
@@ -139,6 +143,8 @@ class Forwarder:
         self._task: asyncio.Task[None] | None = None
         self._replies: dict[int, asyncio.Task[None]] = {}
         self._announced_ns = 0
+        self.is_off: Callable[[], bool] = lambda: False
+        """Whether this node stays off the bus: another one has its agents, and takes what comes over links."""
         self.trouble = ""
         self.counters = ForwarderCounters()
 
@@ -193,7 +199,8 @@ class Forwarder:
             return f"taken by {travelling.taken_by}"
         way, why = self.way_to(travelling.agent, travelling.one.came_by)
         if way is None:
-            return f"waiting: {why}"
+            settling = self._presence.settling()
+            return f"waiting: {why}" + (settling and f"; {settling}")
         return f"{'waiting for' if travelling.is_unsent else 'sent to'} {why}"
 
     # ------------------------------------------------------------------ where to
@@ -223,7 +230,7 @@ class Forwarder:
         if ways := [one for one in links.find(agent, all_of_kind=False) if one.name != came_by]:
             return _reachable(ways)
         if gone := [one for one in self._presence.away() if names(one, agent)]:
-            return None, f"node {gone[0].node!r} runs it, and is away"
+            return None, f"node {gone[0].node!r} runs it, and {self._presence.absence(gone[0].node)}"
         kind = agent.partition("/")[0]
         if here := [one for one in others if one.everything and kind in one.kinds]:
             return self._bus, f"node {here[0].node!r}"
@@ -344,7 +351,9 @@ class Forwarder:
         one = travelling.one
         origin = one.origin or f"{self._topics.site}/{self._node}"
         rest = (one.expires_ns, origin, one.replaces, travelling.superseded_by, one.hops + 1)
-        return Forward(travelling.agent, one.command_id, one.command, one.client, *rest)
+        carried = self._host.shards[travelling.shard].state.traces.get(FORWARD, travelling.sequence)
+        trace = () if carried is None else (write_parent(carried.context()), write_state(carried.context()))
+        return Forward(travelling.agent, one.command_id, one.command, one.client, *rest, *trace)
 
     def _message(self, travelling: Travelling) -> BusMessage:
         """The same as a command on the bus, which any node takes."""
@@ -355,6 +364,8 @@ class Forwarder:
             extensions["replaces"] = frame.replaces
         if frame.superseded_by:
             extensions["supersededby"] = frame.superseded_by
+        if frame.traceparent:
+            extensions |= {"traceparent": frame.traceparent, "tracestate": frame.tracestate}
         source = f"{self._topics.source_of_node(self._node)}/{escape(frame.client)}"
         event = CloudEvent(
             frame.command_id, source, kind, agent, datacontenttype=content_type, data=data, extensions=extensions
@@ -378,16 +389,18 @@ class Forwarder:
         if event.type == TAKEN:
             self._taken(agent, event.id, "the next node")
         elif event.type == ANSWER and isinstance(event.data, dict):
-            self._answered(agent, event.id, refused_of(event.data))
+            self._answered(agent, event.id, refused_of(event.data), event.data.get("after"))
 
     def _heard(self, neighbour: Neighbour, frame: RoutedFrame) -> None:
+        if self.is_off():
+            return
         match frame:
             case TellsCarried() | TellsTold():
                 self.carried(neighbour, frame)
             case ForwardTaken():
                 self._taken(frame.agent, frame.command_id, neighbour.shown)
             case ForwardAnswered():
-                self._answered(frame.agent, frame.command_id, frame.refused)
+                self._answered(frame.agent, frame.command_id, frame.refused, frame.after)
             case Forward():
                 self._serve(neighbour, frame)
 
@@ -401,10 +414,12 @@ class Forwarder:
             travelling.again_ns = self._host.clock.monotonic_ns() + int(POLL_S * SECOND_NS)
             self._woken.set()
 
-    def _answered(self, agent: str, command_id: str, refused: str | None) -> None:
+    def _answered(self, agent: str, command_id: str, refused: str | None, after: object) -> None:
         travelling = self._find(agent, command_id)
         if travelling is not None and not travelling.is_unsent:
             self.counters.forwards_answered += 1
+            if refused is None:
+                self._host.intake.decided(agent, command_id, after)
             self._answer(travelling, refused)
 
     def _answer(self, travelling: Travelling, refused: str | None) -> None:
@@ -432,11 +447,12 @@ class Forwarder:
             await neighbour.send(ForwardTaken(frame.agent, frame.command_id))
 
         async def answer(verdict: Verdict) -> None:
-            refused = verdict.reason if isinstance(verdict, Refused) else None
-            await neighbour.send(ForwardAnswered(frame.agent, frame.command_id, refused))
+            refused, after = (verdict.reason, "") if isinstance(verdict, Refused) else (None, verdict.after)
+            await neighbour.send(ForwardAnswered(frame.agent, frame.command_id, refused, after))
 
         with contextlib.suppress(StigmergyError):  # its sender sends it again
-            _ = self.serve(frame.agent, frame.command, frame.command_id, frame.client, travel, taken, answer)
+            trace = read_context(frame.traceparent, frame.tracestate)
+            _ = self.serve(frame.agent, frame.command, frame.command_id, frame.client, travel, taken, answer, trace)
 
     def serve(
         self,
@@ -447,6 +463,7 @@ class Forwarder:
         travel: Travel,
         taken: Callable[[], Coroutine[Any, Any, None]],
         answer: Callable[[Verdict], Awaitable[None]],
+        trace: TraceContext | None = None,
     ) -> asyncio.Future[None]:
         """Takes a command that came from another node; the future is done when it is durable here.
 
@@ -464,14 +481,21 @@ class Forwarder:
             raise Overloaded(f"{SERVED_MAX} commands of other nodes wait for their answers here; try again later")
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         durable.add_done_callback(lambda done: done.cancelled() or done.exception())
-        verdict = self._ask(agent, command, command_id, client, travel, AwaitedTicket(durable))
+        verdict = self._ask(agent, command, command_id, client, travel, AwaitedTicket(durable), trace)
         verdict.add_done_callback(lambda done: done.cancelled() or done.exception())
         served = self._served[key] = Served(durable)
         served.task = asyncio.ensure_future(self._reply(key, served, verdict, taken, answer))
         return durable
 
     def _ask(
-        self, agent: str, command: bytes, command_id: str, client: str, travel: Travel, ticket: AwaitedTicket
+        self,
+        agent: str,
+        command: bytes,
+        command_id: str,
+        client: str,
+        travel: Travel,
+        ticket: AwaitedTicket,
+        trace: TraceContext | None,
     ) -> asyncio.Future[Verdict]:
         intake, source = self._host.intake, f"{BUS}:{travel.origin}"
         here = self._host.assignment.runs(agent)
@@ -481,7 +505,7 @@ class Forwarder:
             # Refused in the log, under its id: a copy that comes later must not be done.
             reason = printable(self._host.assignment.refusal(agent), REASON_CHARS_MAX)
             travel = structs.replace(travel, refused=reason)
-        return intake.ask(agent, command, command_id, source, client, travel, ticket)
+        return intake.ask(agent, command, command_id, source, client, travel, ticket, trace)
 
     async def _reply(
         self,
@@ -510,8 +534,8 @@ class Forwarder:
         task.add_done_callback(lambda _: self._replies.pop(number, None))
 
     @property
-    def troubles(self) -> list[str]:
-        return [self.trouble] if self.trouble else []
+    def troubles(self) -> list[Trouble]:
+        return coded("commands-stuck", [self.trouble])
 
 
 def refused_of(data: dict[str, Any]) -> str | None:

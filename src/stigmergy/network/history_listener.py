@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from blake3 import blake3
 from msgspec import Struct
@@ -22,10 +23,10 @@ from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import Member
 from stigmergy.bus.subscriptions import Listen
 from stigmergy.bus.topics import Topics, fill_address
-from stigmergy.network.subscriber import Subscriber, bus_source
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.network.watching import HistoryClient, NodesWatching
 from stigmergy.node.host import Host
-from stigmergy.node.ingress import BUS_SOURCES
+from stigmergy.node.ingress import BUS_SOURCES, bus_source
 from stigmergy.node.intake import Stream
 from stigmergy.shard.inputs import SequencesSkipped
 
@@ -51,6 +52,16 @@ class ListenerCounters(Struct):
     """Refused: of an unknown type, or malformed."""
 
 
+class EventChecks(Protocol):
+    """The checks of events that come over the bus: those of the node's subscriber."""
+
+    def is_here(self, address: str) -> bool: ...
+
+    def check_event(self, event: CloudEvent, to: str) -> bytes: ...
+
+    def refuse(self, message: BusMessage, error: PeerError) -> None: ...
+
+
 class _Listening(Struct, eq=False):
     """One listen, and what it has come to."""
 
@@ -73,7 +84,7 @@ class HistoryListener:
     """All listens of a node that want history. `start` it before the bus opens, `stop` it before the host."""
 
     def __init__(
-        self, bus: Bus, topics: Topics, node: str, host: Host, subscriber: Subscriber, fresh_id: Callable[[], str]
+        self, bus: Bus, topics: Topics, node: str, host: Host, subscriber: EventChecks, fresh_id: Callable[[], str]
     ) -> None:
         self._bus = bus
         self._own = topics
@@ -132,10 +143,10 @@ class HistoryListener:
                 client.found(node, is_new=before.get(node) != run)
 
     @property
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """What is missing, and what keeps it from coming."""
         said = [(one.listen.what.text, why) for one in self._listenings for why in (one.lost, one.trouble) if why]
-        return [f"listen({what!r}, history=…): {why}" for what, why in said]
+        return coded("history-missing", (f"listen({what!r}, history=…): {why}" for what, why in said))
 
     # ------------------------------------------------------------------ events
 

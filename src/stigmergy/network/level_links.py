@@ -20,12 +20,11 @@ from blake3 import blake3
 from msgspec import Struct
 
 from stigmergy.agents.assignment import ANY, Assignment
-from stigmergy.agents.codec import MESSAGE_BYTES_MAX, NUMBERS_END, UNDECODABLE
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, NUMBERS_END, UNDECODABLE, tagged_without_empty_end
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.base.errors import ConfigError, LinkDown, Malformed, NotRunning, PeerError, TooLarge
 from stigmergy.bus.port import Bus, BusMessage
-from stigmergy.uplink.collector import CollectedBus
-from stigmergy.uplink.names import UplinkSource, routed_sender, routed_topics_pattern
+from stigmergy.uplink.names import CollectedBus, UplinkSource, routed_sender, routed_topics_pattern
 
 ABOVE = "above"
 FRAME_BYTES_MAX = 512 * 1024
@@ -52,6 +51,9 @@ class Forward(Struct, array_like=True, frozen=True, tag=1):
     replaces: str
     superseded_by: str
     hops: int
+    traceparent: str = ""
+    tracestate: str = ""
+    """Its trace context; not there if it has none."""
 
 
 class ForwardTaken(Struct, array_like=True, frozen=True, tag=2):
@@ -67,6 +69,8 @@ class ForwardAnswered(Struct, array_like=True, frozen=True, tag=3):
     agent: str
     command_id: str
     refused: str | None
+    after: str = ""
+    """Of an accepted one, the position in the log of the node that has decided; empty if that is not known."""
 
 
 class RoutesDigest(Struct, array_like=True, frozen=True, tag=4):
@@ -106,7 +110,13 @@ class TellsTold(Struct, array_like=True, frozen=True, tag=8):
 RoutedFrame = Forward | ForwardTaken | ForwardAnswered | TellsCarried | TellsTold
 LevelFrame = Forward | ForwardTaken | ForwardAnswered | RoutesDigest | RoutesWanted | Routes | TellsCarried | TellsTold
 _decoder: msgspec.msgpack.Decoder[LevelFrame] = msgspec.msgpack.Decoder(LevelFrame)
-write_frame = msgspec.msgpack.Encoder().encode
+_write = msgspec.msgpack.Encoder().encode
+_FIELDS_MIN = Forward.__struct_fields__.index("traceparent")
+
+
+def write_frame(frame: LevelFrame) -> bytes:
+    """The bytes of a frame."""
+    return _write(tagged_without_empty_end(frame, _FIELDS_MIN) if isinstance(frame, Forward) else frame)
 
 
 def read_frame(data: bytes) -> LevelFrame:
@@ -120,7 +130,8 @@ def read_frame(data: bytes) -> LevelFrame:
     match frame:
         case Forward():
             texts = (frame.agent, frame.command_id, frame.client, frame.origin, frame.replaces, frame.superseded_by)
-            if len(frame.command) > MESSAGE_BYTES_MAX or max(map(len, texts)) > TEXT_CHARS_MAX:
+            trace = (frame.traceparent, frame.tracestate)
+            if len(frame.command) > MESSAGE_BYTES_MAX or max(map(len, (*texts, *trace))) > TEXT_CHARS_MAX:
                 raise TooLarge("a command that is too large, or whose names are")
             if not 0 <= frame.expires_ns < NUMBERS_END >> 1 or not 0 <= frame.hops < TEXT_CHARS_MAX:
                 raise Malformed("a command with impossible numbers")

@@ -24,10 +24,11 @@ from stigmergy.bus.cloudevents import CloudEvent
 from stigmergy.bus.port import Bus
 from stigmergy.node.ingress import BUS_SOURCES
 from stigmergy.node.intake import Intake, Stream
-from stigmergy.shard.gaps import Gaps, Position, Turn, remember
+from stigmergy.shard.gaps import Gaps, StreamPosition, Turn, remember
 from stigmergy.shard.inputs import SequencesSkipped
 from stigmergy.shard.marks import Marks
 from stigmergy.shard.shard import Shards
+from stigmergy.shard.tracing import TraceContext
 
 SECOND_NS = 1_000_000_000
 GAP_WAIT_NS_MIN = 2 * SECOND_NS
@@ -135,7 +136,9 @@ class Ordering:
         """What does not mend itself."""
         return [*self._passed.values(), *([self._crowded] if self._crowded else [])]
 
-    async def take(self, sender: str, source: str, numbers: Numbers, to: str, body: bytes) -> bool:
+    async def take(
+        self, sender: str, source: str, numbers: Numbers, to: str, body: bytes, trace: TraceContext | None = None
+    ) -> bool:
         """Hands a message over, and returns when it is durable; False for a repetition, or one of an old owner.
 
         Up to its first wait calls are in order. Raises SequenceGap while one before it may still come, Overloaded
@@ -154,7 +157,7 @@ class Ordering:
         missing = turn is Turn.EARLY and self._may_come(key) and self._gives_up(key, sender, numbers)
         self._check_room(sender, key)
         stream = Stream(source, numbers.incarnation, numbers.epoch)
-        taken = self._intake.take_numbered(stream, numbers.sequence, to, body, missing=missing)
+        taken = self._intake.take_numbered(stream, numbers.sequence, to, body, missing=missing, trace=trace)
         self._gaps.advance(key, numbers.sequence, numbers.epoch)
         self._repeats.pop(key, None)
         self._passed.pop(source, None)
@@ -228,9 +231,9 @@ class Ordering:
     def _key(self, source: str, numbers: Numbers, to: str) -> Key:
         return source, numbers.incarnation, self._intake.shard_of(to)
 
-    def _marked(self, key: Key) -> Position:
+    def _marked(self, key: Key) -> StreamPosition:
         marks = self._marks(key)
-        return Position(marks.consumed(*key[:2]), marks.epoch(*key[:2]))
+        return StreamPosition(marks.consumed(*key[:2]), marks.epoch(*key[:2]))
 
     def _marks(self, key: Key) -> Marks:
         return self._shards[key[2]].state.marks

@@ -15,6 +15,7 @@ from stigmergy.agents.codec import printable
 from stigmergy.agents.effects import shard_sink
 from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, NotRunning, StigmergyError
 from stigmergy.base.tasks import end_tasks
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.network.tell_sender import (
     Hello,
@@ -36,6 +37,7 @@ from stigmergy.node.host import Connections, Host
 from stigmergy.node.mailbox import Queued
 from stigmergy.shard.inputs import Delivery
 from stigmergy.shard.outbox import Pending
+from stigmergy.shard.tracing import read_traces
 
 HELLO_S_MAX = 5.0
 """Who connects and says nothing for so long is sent away."""
@@ -140,7 +142,9 @@ class TellReceiver:
             raise Malformed("a parcel has items, and sequences count from 1")
         self._waiting += 1
         self._counters.neighbour_tells_in += len(batch.items)
-        delivery = Delivery(shard_sink(batch.source), batch.items, sequence=batch.sequence, epoch=batch.epoch)
+        traces = read_traces(batch.traces, len(batch.items), self._host.clock.wall_ns())
+        source, sequence = shard_sink(batch.source), batch.sequence
+        delivery = Delivery(source, batch.items, sequence, epoch=batch.epoch, traces=traces)
         ticket = _Ticket(self, batch)
         self._host.intake.put_queued(Queued(batch.target, delivery, (ticket,), len(batch.items)))
 
@@ -246,9 +250,9 @@ class PeerProcesses:
         """What came and went."""
         return {**structs.asdict(self._sent), **structs.asdict(self._received)}
 
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """Peers that refuse us, and why."""
-        return [sending.trouble for sending in self._sendings.values() if sending.trouble]
+        return coded("tells-refused", (sending.trouble for sending in self._sendings.values()))
 
     async def _serve(self, channel: PeerChannel) -> None:
         await TellReceiver(self._host, channel, self._received).serve()

@@ -7,7 +7,8 @@ write to shared fields as always, and their claims are refused with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from msgspec import Struct, structs
 
@@ -18,10 +19,12 @@ from stigmergy.base.trust import Signer
 from stigmergy.bus.presence import Member
 from stigmergy.claims.port import Ledger, SignedLedger
 from stigmergy.claims.service import ClaimService, ClaimsStatus, life_of
+from stigmergy.crdt.anti_entropy.context import SharedStatus
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS, Mesh, MeshChannels, NullMesh
 from stigmergy.membership.service import Membership
-from stigmergy.network.bus_link import BusLink, tell_interested
-from stigmergy.network.replicator import Replicator, SharedStatus
+from stigmergy.metrics.samples import SampleSheet
+from stigmergy.network.replicator import Replicator
 from stigmergy.node.host import Connections, Host
 
 LIFE_BYTES = 4
@@ -36,6 +39,16 @@ class ReplicationStatus(Struct, frozen=True):
     members: int = 0
 
 
+class MeshLink(Protocol):
+    """A bus that is the mesh of its nodes, too."""
+
+    def make_mesh(self) -> Mesh: ...
+
+    def members(self) -> list[Member]: ...
+
+    def watch(self, look: Callable[[], None]) -> None: ...
+
+
 class Replication:
     """The others' side of a host. Without a mesh only its own agents share, without a ledger nothing is granted."""
 
@@ -47,7 +60,7 @@ class Replication:
         *,
         mesh: Mesh | None = None,
         ledger: Ledger | None = None,
-        link: BusLink | None = None,
+        link: MeshLink | None = None,
         me: Member | None = None,
         seeds: Sequence[str] = (),
         trusted: Sequence[bytes] = (),
@@ -106,7 +119,7 @@ class Replication:
     def _told(self, event: Event) -> None:
         if self.replicas is not None:
             self.replicas.look()
-        tell_interested(self._host, event)
+        self._host.tell_interested(event)
 
     def _member_names(self) -> list[str]:
         known = self.membership if self._link is None else self._link
@@ -160,9 +173,15 @@ class Replication:
             counted |= {} if part is None else part.counters()
         return counted
 
-    def troubles(self) -> list[str]:
+    def measure(self, sheet: SampleSheet) -> None:
+        """What this node measures of both."""
+        for part in (self.replicas, self.claims):
+            if part is not None:
+                part.measure(sheet)
+
+    def troubles(self) -> list[Trouble]:
         """What does not mend itself."""
-        found = [] if self.membership is None or not self.membership.conflict else [self.membership.conflict]
+        found = coded("name-conflict", [] if self.membership is None else [self.membership.conflict])
         for part in (self.replicas, self.claims):
             found += [] if part is None else part.troubles()
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from msgspec import Struct, structs
@@ -29,13 +29,17 @@ from stigmergy.base.clock import Entropy
 from stigmergy.base.errors import NotRunning, StigmergyError
 from stigmergy.base.trust import Signer
 from stigmergy.crdt.anti_entropy.authorship import NodeIdentity, Quarantined, Trust
+from stigmergy.crdt.anti_entropy.context import BehindPeer, SharedStatus
 from stigmergy.crdt.anti_entropy.held_object import PendingMerge
 from stigmergy.crdt.anti_entropy.machine import AntiEntropy
 from stigmergy.crdt.anti_entropy.rules import ClockReading, Rules
 from stigmergy.crdt.delta import read_delta
 from stigmergy.crdt.store import ReplicaStore
 from stigmergy.crdt.value import SharedValue
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.membership.mesh import Mesh
+from stigmergy.metrics.histogram import Histogram
+from stigmergy.metrics.samples import SampleSheet
 from stigmergy.node.host import Connections, Host
 from stigmergy.node.settings import SharedSettings
 from stigmergy.shard.inputs import SharedReceived
@@ -139,21 +143,53 @@ ListMembers = Callable[[], Sequence[str]]
 Shared = tuple[str, SharedChanged | Merged | None]
 
 
-class SharedStatus(Struct, frozen=True):
-    """How this node stands with the others that share its state."""
+BEHIND_TOLD_MAX = 100
+COMPARED_COUNT_MAX = 1_000
+"""Objects whose convergence is measured, by name; of more, the first."""
+COMPARED_EVERY_NS = SECOND_NS // 4
 
-    objects: int = 0
-    replicas: int = 0
-    """Fields of agents here that are shared."""
-    peers: int = 0
-    waiting: int = 0
-    """Changes that wait for others, for the disk or for our clock."""
-    unacknowledged: int = 0
-    """Own changes that a peer has not acknowledged yet."""
-    diverged: tuple[str, ...] = ()
-    """Objects of which replicas hold different things, and no gossip can mend it."""
-    quarantined: tuple[str, ...] = ()
-    """Keys, in hex, from which nothing is taken any more."""
+
+class Convergence:
+    """How long nodes are not in step with what is on disk here, found by looking four times a second at most."""
+
+    def __init__(self) -> None:
+        self._since_ns: dict[tuple[str, str], int] = {}
+        self._looked_ns = 0
+        self._took = Histogram()
+
+    def look(self, machine: AntiEntropy, now_ns: int) -> None:
+        """Compares what nodes have last told with what is here."""
+        if now_ns - self._looked_ns < COMPARED_EVERY_NS:
+            return
+        self._looked_ns = now_ns
+        behind: dict[tuple[str, str], int] = {}
+        for held in machine.objects[:COMPARED_COUNT_MAX]:
+            for node, in_step in machine.holders(held.name).items():
+                since_ns = self._since_ns.get((held.name, node))
+                if not in_step:
+                    behind[held.name, node] = now_ns if since_ns is None else since_ns
+                elif since_ns is not None:
+                    self._took.observe(now_ns - since_ns)
+        self._since_ns = behind
+
+    def behind(self, now_ns: int) -> tuple[BehindPeer, ...]:
+        """Who is not in step, the longest first, at most so many."""
+        found = sorted((since_ns, *key) for key, since_ns in self._since_ns.items())
+        return tuple(
+            BehindPeer(name, node, (now_ns - since_ns) / SECOND_NS) for since_ns, name, node in found[:BEHIND_TOLD_MAX]
+        )
+
+    def longest_s(self, name: str, nodes: Iterable[str], now_ns: int) -> float | None:
+        """How long the first of these nodes is not in step with an object; None if all are, or it is not measured."""
+        since = [self._since_ns[name, node] for node in nodes if (name, node) in self._since_ns]
+        return (now_ns - min(since)) / SECOND_NS if since else None
+
+    def measure(self, sheet: SampleSheet, now_ns: int) -> None:
+        """Adds what was found."""
+        longest = self.behind(now_ns)[:1]
+        sheet.observe("stigmergy_convergence_seconds", self._took)
+        sheet.put("stigmergy_shared_behind", len(self._since_ns))
+        sheet.put("stigmergy_shared_behind_seconds", longest[0].seconds if longest else 0)
 
 
 class Replicator:
@@ -195,6 +231,9 @@ class Replicator:
         self._timer_ns = 0
         self._flushes = False
         self._running = False
+        self.convergence = Convergence()
+        self._merges = Histogram()
+        self._sent_bytes = self._heard_bytes = 0
 
     # ------------------------------------------------------------------ life
 
@@ -249,6 +288,7 @@ class Replicator:
             unacknowledged=self.machine.unacknowledged_count,
             diverged=tuple(held.name for held in objects if held.diverged),
             quarantined=tuple(one.key.hex() for one in self.machine.quarantined()),
+            behind=self.convergence.behind(self._host.clock.monotonic_ns()),
         )
 
     def counters(self) -> dict[str, int]:
@@ -256,9 +296,17 @@ class Replicator:
         mesh = {f"shared_mesh_{name}": value for name, value in structs.asdict(self._mesh.counters).items()}
         return {**structs.asdict(self.machine.counters), **mesh}
 
-    def troubles(self) -> list[str]:
+    def measure(self, sheet: SampleSheet) -> None:
+        """What this node measures of its shared state."""
+        sheet.put("stigmergy_delta_bytes_total", self._heard_bytes, direction="in")
+        sheet.put("stigmergy_delta_bytes_total", self._sent_bytes, direction="out")
+        sheet.observe("stigmergy_merge_seconds", self._merges)
+        self.convergence.measure(sheet, self._host.clock.monotonic_ns())
+
+    def troubles(self) -> list[Trouble]:
         """What does not mend itself: lies, states that are too large, types that do not fit, fields without a group."""
-        return [*self.machine.troubles(), *self._declined.values(), *self._places.troubles()]
+        texts = (*self.machine.troubles(), *self._declined.values(), *self._places.troubles())
+        return coded("shared-trouble", texts)
 
     def quarantined(self) -> list[Quarantined]:
         """Quarantined replicas, and why."""
@@ -271,6 +319,11 @@ class Replicator:
     def retire(self, name: str, replica: bytes) -> bool:
         """An operator declares a replica dead: it leaves the vectors that nodes tell each other. False if unknown."""
         return self.machine.retire(name, replica, self._moment())
+
+    def behind_s(self, name: str) -> float | None:
+        """How long some node is not in step with an object of ours; None if all are, or nobody knows."""
+        nodes = self.machine.holders(name)
+        return self.convergence.longest_s(name, nodes, self._host.clock.monotonic_ns())
 
     def unheard(self, name: str) -> list[str]:
         """Members that may hold an object of ours, and have said nothing for a while."""
@@ -304,6 +357,7 @@ class Replicator:
 
     def _hear(self, sender: str, body: bytes) -> None:
         if self._running:
+            self._heard_bytes += len(body)
             self.machine.step(sender, body, self._moment())
             self._flush_soon()
 
@@ -312,6 +366,8 @@ class Replicator:
         if self._running and self._host.failure is None:
             self.look()
             self.machine.tick(self._moment())
+            if self._host.measures is not None:
+                self.convergence.look(self.machine, self._host.clock.monotonic_ns())
             self._flush()
 
     def _arm(self) -> None:
@@ -348,6 +404,7 @@ class Replicator:
         ready = self.machine.ready(self._moment())
         for to, data in ready.datagrams:
             self._mesh.send_nowait(to, data)
+            self._sent_bytes += len(data)
         for merge in ready.merges:
             self._merge(merge)
         self._arm()
@@ -360,9 +417,9 @@ class Replicator:
         except StigmergyError as error:
             self._refused(place, error)
             return
-        taken.add_done_callback(partial(self._taken, place))
+        taken.add_done_callback(partial(self._taken, place, self._host.clock.monotonic_ns()))
 
-    def _taken(self, place: SharedReplica, done: asyncio.Future[None]) -> None:
+    def _taken(self, place: SharedReplica, began_ns: int, done: asyncio.Future[None]) -> None:
         """What was handed over is on disk, or it was not taken."""
         error = NotRunning("cancelled") if done.cancelled() else done.exception()
         if not self._running:
@@ -370,6 +427,7 @@ class Replicator:
         if error is not None:
             self._refused(place, error)
         else:
+            self._merges.observe(self._host.clock.monotonic_ns() - began_ns)
             self._declined.pop(place.object, None)
             self.machine.merged(place.object, place.replica, self._places.durable(place), self._moment())
         self._flush_soon()

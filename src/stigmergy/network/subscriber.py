@@ -17,13 +17,13 @@ repetition is dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from blake3 import blake3
 from msgspec import Struct, structs
 
-from stigmergy.agents.codec import MESSAGE_BYTES_MAX, SOURCE_CHARS_MAX, encode, is_sound
+from stigmergy.agents.codec import MESSAGE_BYTES_MAX, encode, is_sound
 from stigmergy.agents.display import plain_state
 from stigmergy.agents.messages import SECOND_NS, Command, Event, Message, spec_of
 from stigmergy.agents.plans import AgentPlan
@@ -39,7 +39,7 @@ from stigmergy.base.errors import (
     TooLarge,
     UnknownTag,
 )
-from stigmergy.bus.cloudevents import EVENT_BYTES_MAX, CloudEvent, body_of, read_event
+from stigmergy.bus.cloudevents import EVENT_BYTES_MAX, CloudEvent, body_of, read_event, trace_of
 from stigmergy.bus.mapping import (
     DeviceCommands,
     DeviceEvent,
@@ -62,10 +62,11 @@ from stigmergy.bus.topics import (
     quota_source,
     unescape,
 )
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.network.forwarder import BUS, Forwarder, travel_of
 from stigmergy.network.ordering import Ordering, numbers_of
 from stigmergy.node.host import Host
-from stigmergy.node.ingress import BUS_SOURCES
+from stigmergy.node.ingress import bus_source
 from stigmergy.node.intake import Stream
 from stigmergy.node.settings import BusSettings
 from stigmergy.shard.inputs import Refused, Verdict
@@ -361,9 +362,9 @@ class Subscriber:
         self.ordering.note_lossy(source)
 
     @property
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """What is lost, and what does not mend itself."""
-        return [*self._told_shed(), *self.ordering.troubles]
+        return [*coded("bus-shed", self._told_shed()), *coded("bus-order", self.ordering.troubles)]
 
     def _told_shed(self) -> Iterator[str]:
         shed = self._shedding
@@ -424,7 +425,8 @@ class Subscriber:
         self.counters.bus_commands += 1
         source, client = bus_source(message.topic), bus_source(event.source)
         if self._assignment.runs(address):
-            verdict = await self._host.intake.ask(address, body, event.id, source, client, travel)
+            trace = trace_of(event)
+            verdict = await self._host.intake.ask(address, body, event.id, source, client, travel, trace=trace)
             await self._teller.answer(address, event.id, verdict)
             return
         teller, travel = self._teller, structs.replace(travel, came_by=BUS)
@@ -436,7 +438,8 @@ class Subscriber:
             await teller.answer(address, event.id, verdict)
 
         # The broker need not hold it until it is answered: who waits for an answer sends it again.
-        await asyncio.shield(self._forwarder.serve(address, body, event.id, client, travel, taken, answer))
+        here = self._forwarder.serve(address, body, event.id, client, travel, taken, answer, trace_of(event))
+        await asyncio.shield(here)
 
     # ------------------------------------------------------------------ queries
 
@@ -501,6 +504,7 @@ class Subscriber:
         self, message: BusMessage, event: CloudEvent, source: str, to: str, subject: str, speaker: str = ""
     ) -> None:
         numbers, shed = numbers_of(event), event.number("shed") or 0
+        self._note_lag(event)
         # In another's name: then its numbers say nothing about the numbers of this one.
         _check_names(event, subject, speaker)
         try:
@@ -513,11 +517,18 @@ class Subscriber:
             await self._take_unnumbered(source, event, to, body)
             return
         plausible = self.ordering.passed_over(source, numbers, to) + SHED_AHEAD_COUNT_MAX
-        if await self.ordering.take(quota_source(message.topic), source, numbers, to, body):
+        if await self.ordering.take(quota_source(message.topic), source, numbers, to, body, trace_of(event)):
             if shed <= min(plausible, SHED_COUNT_MAX):
                 self.counters.bus_lost_by_senders += shed
             else:
                 self.counters.bus_shed_doubted += 1
+
+    def _note_lag(self, event: CloudEvent) -> None:
+        """For metrics: how old an event is that comes. A time that cannot be read says nothing."""
+        if self._host.measures is not None and event.time:
+            with contextlib.suppress(ValueError, OverflowError):
+                sent_ns = int(datetime.fromisoformat(event.time).timestamp() * SECOND_NS)
+                self._host.measures.source_lag.observe(self._host.clock.wall_ns() - sent_ns)
 
     async def _take_unnumbered(self, source: str, event: CloudEvent, to: str, body: bytes) -> None:
         once = (source, event.source, event.id)
@@ -525,7 +536,8 @@ class Subscriber:
         if taken is not None:
             self.ordering.counters.bus_repeated += 1
         else:
-            taken = self._host.intake.take_numbered(Stream(source), 0, to, body, missing=False)
+            stream, trace = Stream(source), trace_of(event)
+            taken = self._host.intake.take_numbered(stream, 0, to, body, missing=False, trace=trace)
             self._seen[once] = taken
             if len(self._seen) > SEEN_COUNT_MAX:
                 del self._seen[next(iter(self._seen))]
@@ -641,12 +653,3 @@ def _device(spec: DeviceEvent | DeviceCommands) -> Callable[[str], str]:
         return topic if places is None else f"{spec.topic.pattern} {fill_address(spec.to, places)}"
 
     return source_of
-
-
-def bus_source(name: str) -> str:
-    """The source under which marks and the log know a topic; of a long one the end is a digest."""
-    source = f"{BUS_SOURCES}{name}"
-    if len(source) <= SOURCE_CHARS_MAX:
-        return source
-    digest = blake3(source.encode()).hexdigest(length=16)
-    return f"{source[: SOURCE_CHARS_MAX - len(digest) - 1]}~{digest}"

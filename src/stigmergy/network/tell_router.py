@@ -47,15 +47,18 @@ from stigmergy.bus.tells import (
     write_tells,
 )
 from stigmergy.bus.topics import Channel, Topics, parse_topic
-from stigmergy.network.forwarder import BUS, HOPS_MAX, Forwarder
+from stigmergy.diagnostics.codes import Trouble, coded
+from stigmergy.network.forwarder import BUS, HOPS_MAX, CommandOnItsWay, Forwarder
 from stigmergy.network.level_links import Neighbour, TellsCarried, TellsTold
-from stigmergy.network.subscriber import bus_source
 from stigmergy.node.host import Host
+from stigmergy.node.ingress import bus_source
 from stigmergy.node.intake import AwaitedTicket, Stream
 from stigmergy.node.settings import REFUSE, TellSettings
+from stigmergy.node.tells import traces_of
 from stigmergy.shard.dispatch import decode
-from stigmergy.shard.inputs import EffectsSettled, TellGivenUp
-from stigmergy.shard.outbox import PassedTell, Pending, read_passed, read_told
+from stigmergy.shard.inputs import ELSEWHERE, EffectsSettled, TellGivenUp
+from stigmergy.shard.outbox import OwedTraces, PassedTell, Pending, read_passed, read_told
+from stigmergy.shard.tracing import read_traces, write_traces
 
 FRAMES_IN_FLIGHT_MAX = 8
 """Frames of one pair under way to a receiver that answers; to one that has not answered yet, one."""
@@ -86,6 +89,10 @@ SILENT_S = 60.0
 PERMISSIONS = "look whether the broker lets both nodes use the topics tells and acknowledgements (docs/topics.md)"
 TOLD_FULL = 0.5
 """Tells kept for one agent, as a part of what there is room for, from which on it is a trouble."""
+KEPT_S = 600.0
+"""An agent that has not acknowledged its tells for so long, with the link up, is a trouble wherever it is."""
+TROUBLES_MAX = 3
+"""Agents that are named in troubles; of more only how many they are."""
 
 
 COPIED = "another program runs a copy of this journal; stop one of them"
@@ -101,6 +108,8 @@ class RouterCounters(Struct):
     """New ones, of agents of other nodes."""
     tells_refused: int = 0
     """Of other nodes, for good; their senders are told."""
+    tells_ignored: int = 0
+    """`TellFailed` of nodes on the way, for tellers without a handler for it."""
 
 
 class Pair:
@@ -139,7 +148,9 @@ class Pair:
         self._sent = resume
         self.is_heard = self.is_heard and resume is not None
 
-    def next_frame(self, me: tuple[str, str, str], expires_ns: Callable[[Pending], int]) -> TellFrame | None:
+    def next_frame(
+        self, me: tuple[str, str, str], expires_ns: Callable[[Pending], int], carried: OwedTraces
+    ) -> TellFrame | None:
         """The next frame to send; None if nothing is to be sent now."""
         window = FRAMES_IN_FLIGHT_MAX if self.is_heard else 1
         if self.trouble or len(self._in_flight) >= window:
@@ -166,7 +177,8 @@ class Pair:
         self._sent = last.sequence
         self._in_flight.append(last.sequence)
         items = [TellItem(read_told(one.body).message, expires_ns(one), one.agent, _hops(one)) for one in pendings]
-        return TellFrame(*me, self.shard, first.incarnation, self.epoch, after, first.sequence, items)
+        traces = write_traces(traces_of(carried, pendings))
+        return TellFrame(*me, self.shard, first.incarnation, self.epoch, after, first.sequence, items, traces)
 
     def confirm(self, incarnation: int, durable: int) -> list[int]:
         """The receiver has everything up to here; returns what is settled by that."""
@@ -257,19 +269,31 @@ class TellRouter:
         """Tells that are not acknowledged."""
         return self._kept
 
-    def troubles(self) -> list[str]:
-        """Receivers that say that we are somebody else, and agents for which much is kept."""
-        found = [self._refused] if self._refused else []
-        found += [pair.trouble for pair in self._pairs.values() if pair.trouble]
+    def troubles(self) -> list[Trouble]:
+        """Receivers that say that we are somebody else, and agents for which much is kept, or for long."""
+        found = coded("tells-refused", [self._refused, *(pair.trouble for pair in self._pairs.values())])
+        kept: list[str] = []
         for pair in self._pairs.values():
+            what = f"{len(pair.waiting):,} tells for {pair.to} are not acknowledged"
             where = "" if is_foreign(pair.to) else self._presence.locate(pair.to)
             if where and pair.silent_s > SILENT_S:
-                found.append(
-                    f"{len(pair.waiting):,} tells for {pair.to} are not acknowledged although {where}: {PERMISSIONS}"
-                )
-            elif len(pair.waiting) > TOLD_FULL * self._settings.kept_max:
-                where = where or self._whereabouts(pair.to)
-                found.append(f"{len(pair.waiting):,} tells for {pair.to} are not acknowledged; {where}")
+                kept.append(f"{what} although {where}: {PERMISSIONS}")
+            elif pair.waiting and (len(pair.waiting) > TOLD_FULL * self._settings.kept_max or pair.silent_s > KEPT_S):
+                kept.append(f"{what}; {self._whereabouts(pair.to)}")
+        if len(kept) > TROUBLES_MAX:
+            more = f"tells for {len(kept) - TROUBLES_MAX:,} more agents are not acknowledged: see stigmergy commands"
+            kept[TROUBLES_MAX:] = [more]
+        return found + coded("tells-kept", kept)
+
+    def on_their_way(self) -> list[CommandOnItsWay]:
+        """The tells that are not acknowledged, by agent."""
+        found: list[CommandOnItsWay] = []
+        for pair in sorted(self._pairs.values(), key=lambda one: (one.to, one.shard)):
+            for pending in list(pair.waiting.values())[:1]:
+                told, expires_ns = read_told(pending.body), self._expires_ns(pending)
+                standing = pair.trouble or f"waiting: {self._whereabouts(pair.to)}"
+                rest = (told.message, told.told_ns, expires_ns, standing, len(pair.waiting))
+                found.append(CommandOnItsWay(pair.to, "", *rest))
         return found
 
     # ------------------------------------------------------------------ what our shards owe
@@ -317,7 +341,7 @@ class TellRouter:
                 self._make_ready(pair)
 
         kept.add_done_callback(durable)
-        self._host.tells.note_given_up(pending, reason)
+        self._host.tells.note_given_up(pair.shard, pending, reason)
 
     def _expires_ns(self, pending: Pending) -> int:
         told = read_told(pending.body)
@@ -370,15 +394,24 @@ class TellRouter:
         """Whether somebody answers for an agent, or says that it runs there. Of other fleets nothing is announced."""
         if pair.is_heard or is_foreign(pair.to):
             return pair.is_heard
+        if self._presence.settling():
+            return True  # perhaps: its node has time to appear
         claimed = self._presence.may_run(pair.to) or bool(self._presence.claimants(pair.to))
         return claimed or self._forwarder.way_to(pair.to)[0] is not None
 
     def _whereabouts(self, to: str) -> str:
+        if self._up_ns is None:
+            return "the link to the bus is down"
         if is_foreign(to):
             return "nobody of that fleet has answered on this bus"
-        absent = [member.node for member in self._presence.claimants(to) if not self._presence.is_here(member.node)]
-        away = f"node {absent[0]!r} runs it, and is away" if absent else "no node says that it runs it"
-        return self._host.assignment.locate(to) or away
+        if where := self._host.assignment.locate(to):
+            return where
+        way, leads_to = self._forwarder.way_to(to)
+        if way is not None:
+            return f"it is reachable through {leads_to}"
+        settling = self._presence.settling()
+        why = self._presence.locate_away(to) or "no node says that it runs it"
+        return why + (settling and f"; {settling}")
 
     def _send_ready(self, now_ns: int) -> None:
         """One frame of each pair that is ready, in turn, as long as the broker takes them."""
@@ -389,8 +422,10 @@ class TellRouter:
             pair = self._pairs.get(key)
             way = None if pair is None else self._way(pair)
             # Without a way it is ready again when a link comes up, or somebody announces the agent.
-            frame = None if pair is None or way is None else pair.next_frame(me, self._expires_ns)
-            if pair is None or way is None or frame is None:
+            if pair is None or way is None:
+                continue
+            frame = pair.next_frame(me, self._expires_ns, self._host.shards[pair.shard].state.traces)
+            if frame is None:
                 continue
             self._ready[key] = None
             pair.due_ns = now_ns + int(pair.pause_s * SECOND_NS)
@@ -557,7 +592,8 @@ class TellRouter:
             return said(refused=refused, consumed=consumed)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stream = Stream(source, frame.incarnation, frame.epoch)
-        bodies = [self._passed(to, item, came_by) if passed_on else item.message for item in taken]
+        bodies = [self._passed(to, item, came_by) if passed_on else self._body(to, item) for item in taken]
+        self.counters.tells_ignored += sum(body is ELSEWHERE for body in bodies[skipped:])
         try:
             self._host.intake.take_told(
                 stream,
@@ -567,6 +603,7 @@ class TellRouter:
                 AwaitedTicket(future),
                 passes=frame.first > consumed + 1,
                 passed_on=passed_on,
+                traces=read_traces(frame.traces, len(bodies), self._clock.wall_ns()),
             )
             self._accept(key, max(consumed, last))
             self.counters.tells_taken += len(taken) - min(skipped, len(taken))
@@ -598,7 +635,8 @@ class TellRouter:
             try:
                 if host.assignment.runs(to) or not self._forwarder.forwards(to):
                     host.assignment.check(to)
-                    decode(host.shards.first.state.plan_at(to), item.message)
+                    if not self._is_ignored(to, item.message):
+                        decode(host.shards.first.state.plan_at(to), item.message)
                 elif item.hops > HOPS_MAX:
                     raise Malformed(f"it came through {item.hops} nodes: two send it to each other")
                 if item.expires_ns < wall_ns:
@@ -607,6 +645,13 @@ class TellRouter:
                 self.counters.tells_refused += 1
                 return frame.items[:number], [(frame.first + number, printable(error, REASON_CHARS_MAX))]
         return frame.items, []
+
+    def _is_ignored(self, to: str, message: bytes) -> bool:
+        return self._host.shards.first.state.plan_at(to).may_ignore(message)
+
+    def _body(self, to: str, item: TellItem) -> bytes:
+        """What is put into the shard. The number of what its agent ignores counts, too."""
+        return ELSEWHERE if self._is_ignored(to, item.message) else item.message
 
     def _passed(self, to: str, item: TellItem, came_by: str) -> bytes:
         now_ns = self._clock.wall_ns()

@@ -15,15 +15,16 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from stigmergy.agents.codec import UNDECODABLE, printable
+from stigmergy.agents.codec import UNDECODABLE, printable, tagged_without_empty_end
 from stigmergy.agents.effects import shard_sink
 from stigmergy.base.errors import Bug, DataLost, LinkDown, Malformed, StaleEpoch, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.network.peer_port import PeerChannel, PeerNetwork
 from stigmergy.node.host import Host
-from stigmergy.node.tells import told_items
+from stigmergy.node.tells import told_items, traces_of
 from stigmergy.shard.inputs import EffectsSettled
 from stigmergy.shard.outbox import Pending
+from stigmergy.shard.tracing import WireTraces, write_traces
 
 # Messages between the owners of a fleet's shards, and their bytes.
 #
@@ -79,6 +80,8 @@ class TellBatch(Struct, array_like=True, frozen=True, tag=6):
     epoch: int
     sequence: int
     items: list[tuple[str, bytes]]
+    traces: WireTraces = []
+    """The trace contexts of some items, by their place; not there if none has one."""
 
 
 class TellsAcknowledged(Struct, array_like=True, frozen=True, tag=7):
@@ -101,7 +104,13 @@ class TellsRefused(Struct, array_like=True, frozen=True, tag=8):
 PeerFrame = Hello | Welcome | PeerRefused | PairOpening | PairPosition | TellBatch | TellsAcknowledged | TellsRefused
 
 _decoder: msgspec.msgpack.Decoder[PeerFrame] = msgspec.msgpack.Decoder(PeerFrame)
-write_frame = msgspec.msgpack.Encoder().encode
+_write = msgspec.msgpack.Encoder().encode
+_FIELDS_MIN = TellBatch.__struct_fields__.index("traces")
+
+
+def write_frame(frame: PeerFrame) -> bytes:
+    """The bytes of a frame."""
+    return _write(tagged_without_empty_end(frame, _FIELDS_MIN) if isinstance(frame, TellBatch) else frame)
 
 
 def read_frame(data: bytes) -> PeerFrame:
@@ -321,8 +330,9 @@ class TellSender:
             pendings.append(self._waiting.popleft())
         self._under_way.extend(pendings)
         self._sent_last = max(self._sent_last, pendings[-1].sequence)
-        items = told_items(pendings)
-        frame = write_frame(TellBatch(self._source, self._target, self._epoch, pendings[0].sequence, items))
+        items, carried = told_items(pendings), self._host.shards[self._source].state.traces
+        traces = write_traces(traces_of(carried, pendings))
+        frame = write_frame(TellBatch(self._source, self._target, self._epoch, pendings[0].sequence, items, traces))
         self._in_flight.append((pendings[-1].sequence, len(frame)))
         self._bytes_count += len(frame)
         self._counters.neighbour_tells_out += len(pendings)

@@ -25,6 +25,7 @@ from stigmergy.agents.messages import Action
 from stigmergy.base.errors import DeviceRefused
 from stigmergy.devices.actuators import PAUSE_S_MAX, RetryPolicy
 from stigmergy.devices.equipment import Actuators
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import ActionsConfirmed
 from stigmergy.shard.outbox import BLOCK_INDEX, INDEX_BITS, Block
@@ -229,12 +230,11 @@ class BatchedActuators:
         """How many lanes have something under way."""
         return len(self._lanes)
 
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """What people should know: that actions were given up, and why the last of them."""
         failed = self.counters.batched_failed
-        return (
-            [f"{failed} actions of batch actuators were given up, the last because of {self.trouble}"] if failed else []
-        )
+        text = f"{failed} actions of batch actuators were given up, the last because of {self.trouble}"
+        return coded("actuator-failed", [text] if failed else [])
 
     def release(self, shard: int, blocks: Sequence[Block]) -> None:
         """Has durable blocks carried out, after those of the same shard and kind before them."""

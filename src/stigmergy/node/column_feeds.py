@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 
 from stigmergy.base.errors import NotRunning, Overloaded, StigmergyError
 from stigmergy.base.tasks import end_tasks
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.node.host import Host
 from stigmergy.ring.port import RingConsumer, RingMessage
 from stigmergy.shard.batches import is_batch
@@ -196,9 +197,9 @@ class RingReaders:
         for feeding in self._feedings:
             feeding.close()
 
-    def troubles(self) -> list[str]:
+    def troubles(self) -> list[Trouble]:
         """Which rings are not taken from any more, and why."""
-        return [feeding.trouble for feeding in self._feedings if feeding.trouble]
+        return coded("ring-ended", (feeding.trouble for feeding in self._feedings))
 
     def counters(self) -> dict[str, int]:
         """What came out of all of them."""

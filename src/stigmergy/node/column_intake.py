@@ -311,9 +311,12 @@ def catch_up(state: ShardState) -> None:
 def durable_agent(state: ShardState, address: str) -> Any:
     """A compiled agent as it is on disk; None for one that is not there yet."""
     table, number = state.table_at(address)
-    if table is None or not 0 <= number < state.enrolled.get(address.partition("/")[0], 0):
-        return None
-    return table.agent(number)
+    return None if table is None or number < 0 else durable_row(state, address.partition("/")[0], number)
+
+
+def durable_row(state: ShardState, kind: str, number: int) -> Any:
+    """The same by its number."""
+    return state.tables[kind].agent(number) if number < state.enrolled.get(kind, 0) else None
 
 
 def durable_addresses(state: ShardState, kind: str) -> list[str]:

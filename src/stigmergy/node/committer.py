@@ -18,6 +18,7 @@ from stigmergy.base.trust import Signer
 from stigmergy.journal.port import CHECK_EVERY_S, Journal, file_check, patience_s
 from stigmergy.node.housekeeping import Housekeeper
 from stigmergy.node.mailbox import Ticket
+from stigmergy.node.measures import HostMeasures
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Group, Head, Signature, head_of, statement
 from stigmergy.shard.draft import Ready
@@ -43,6 +44,8 @@ class GroupInFlight(Struct):
     tickets: list[Ticket]
     group: Group | None = None
     """None for a chore of housekeeping, and once making room for it was tried."""
+    effects: list[tuple[int, int]] = []
+    """For metrics: when the oldest input of a turn was accepted, and how many effects followed."""
 
 
 class Committer:
@@ -70,6 +73,8 @@ class Committer:
         self._batch_events_max = settings.batch_events_max
         self._write_within_ns = int(max(settings.write_within_s, patience_s(journal)) * SECOND_NS)
         self._write_until_ns = NEVER_NS
+        self._begun_ns = 0
+        """When the write of the group in flight was begun."""
         self._held_up = False
         self._gather = gather
         self._durable = durable
@@ -82,6 +87,10 @@ class Committer:
         self._flush_ns = NEVER_NS
         self._tickets: list[Ticket] = []
         self._items = 0
+        self.measures: HostMeasures | None = None
+        self.on_write: Callable[[str], None] | None = None
+        """While a profile runs, hears what a write is for before it begins, and with an empty text that it is over."""
+        self._effects: list[tuple[int, int]] = []
         self._over = False
         self.flight: GroupInFlight | None = None
         """On its way to the disk."""
@@ -124,6 +133,10 @@ class Committer:
         """So many items went into the open drafts; `full`: one of them takes no more."""
         self._items = self._batch_events_max if full else self._items + items
 
+    def owes(self, since_ns: int, effects: int) -> None:
+        """So many effects went into the open drafts, of inputs of which the oldest was accepted then."""
+        self._effects.append((since_ns, effects))
+
     def may_wait(self, until_ns: int) -> None:
         """Something in the open drafts may wait for the disk until then."""
         self._flush_ns = min(self._flush_ns, until_ns)
@@ -163,6 +176,7 @@ class Committer:
             if chore is None:
                 chore = self._housekeeper.next_write(self._clock.wall_ns(), monotonic_ns)
             if chore is not None:
+                self._tell_write(self._housekeeper.doing)
                 self._start(chore, monotonic_ns)
             if chore is not None or not due:
                 return
@@ -173,7 +187,13 @@ class Committer:
         if flight is not None and flight.group is not None:
             self.flight = flight
             self._put_off_check(monotonic_ns)
+            self._tell_write("commits")
+            self._begun_ns = self._clock.monotonic_ns()
             self._start(self._journal.append(flight.group), monotonic_ns)
+
+    def _tell_write(self, cause: str) -> None:
+        if self.on_write is not None:
+            self.on_write(cause)
 
     def _check_if_due(self, monotonic_ns: int) -> Awaitable[None] | None:
         """A look at the journal's files, where nothing was appended for a while: an append looks by itself."""
@@ -207,10 +227,11 @@ class Committer:
 
     def _close_drafts(self, monotonic_ns: int) -> None:
         """Seals what the drafts hold, if anything, and signs it: it is what is written next."""
+        began_ns = 0 if self.measures is None else self._clock.monotonic_ns()
         # Sealed from here on, whatever may fail in between: what is sealed is not durable, and tickets are told.
-        flight = self._sealed = GroupInFlight([], self._tickets)
+        flight = self._sealed = GroupInFlight([], self._tickets, effects=self._effects)
         readies = flight.readies
-        self._tickets = []
+        self._tickets, self._effects = [], []
         self._items = 0
         self._flush_ns = NEVER_NS
         readies.extend(ready for ready in (shard.seal() for shard in self._shards) if ready is not None)
@@ -225,6 +246,8 @@ class Committer:
         value = self._signer.sign(statement(heads))
         signature = Signature(self._signer.algorithm, self._signer.public_key, heads, value)
         flight.group = Group(commits=tuple(ready.sealed for ready in readies), signature=signature)
+        if self.measures is not None:
+            self.measures.seal.observe(self._clock.monotonic_ns() - began_ns)
 
     def _heads(self, readies: Sequence[Ready]) -> list[Head]:
         """What the signature covers: the heads of the group's shards.
@@ -253,6 +276,7 @@ class Committer:
 
     def _written(self, write: asyncio.Future[None]) -> None:
         self._writing = None
+        self._tell_write("")
         error = NotRunning("the write was cancelled") if write.cancelled() else write.exception()
         if self._over:
             return
@@ -269,6 +293,8 @@ class Committer:
             self._failed(error)
             return
         self.flight = None
+        if self.measures is not None and flight.readies:
+            self.measures.commit.observe(self._clock.monotonic_ns() - self._begun_ns)
         if len(flight.tickets) + sum(ready.sealed.events for ready in flight.readies) <= QUICKLY_TOLD_MAX:
             # This is immediate, and a waiter for an effect waits for nothing else.
             self._durable(flight)

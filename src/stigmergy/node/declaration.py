@@ -18,10 +18,13 @@ from stigmergy.base.errors import ConfigError, DefinitionError
 from stigmergy.bus.subscriptions import Subscriptions
 from stigmergy.devices.equipment import Equipment
 from stigmergy.node.mailbox import BLOCK, StreamPolicy
+from stigmergy.node.map_layers import MapLayers
 from stigmergy.node.settings import Settings
 from stigmergy.shard.homes import Homes, ShardKey
 from stigmergy.shard.state import plan_agents
 from stigmergy.store.blobs import Blobs, current_blobs
+from stigmergy.workflows.agent import agents_of, check_targets, events_waited_for
+from stigmergy.workflows.definition import Workflow
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 SHARDS_MAX = 4096
@@ -73,7 +76,7 @@ def _checked_views(name: str, views: object) -> tuple[type[View], ...]:
     return tuple(given)
 
 
-class Declaration(Equipment, Subscriptions):
+class Declaration(Equipment, Subscriptions, MapLayers):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
     def __init__(
@@ -87,23 +90,31 @@ class Declaration(Equipment, Subscriptions):
         compiled: bool | Sequence[type[Agent]] = False,
         shard_by: ShardKey | None = None,
         views: Sequence[type[View]] = (),
+        workflows: Sequence[Workflow] = (),
     ) -> None:
         """Declares a fleet. `compiled` names the classes that run as compiled code, or True for all of them: see
         docs/compiled.md for what can be compiled. An agent's shard is a hash of its address, or of what `shard_by` says
         of the address, such as its zone. `name`, `shards` and `shard_by` are for good. `views` are the read models
-        that follow its log: see docs/views.md."""
+        that follow its log: see docs/views.md. `workflows` are those whose runs are agents of it: see
+        docs/workflows.md."""
         _check_declared(name, agents, shards)
         _check_options(name, settings, streams)
         Equipment.__init__(self)
         Subscriptions.__init__(self)
+        MapLayers.__init__(self)
         self.name = name
         self.shards = shards
         self.homes = Homes(shards, shard_by)
         self.settings = settings or Settings()
-        self.plans: dict[str, AgentPlan] = plan_agents(agents)
+        self.workflows = tuple(workflows)
+        self.plans: dict[str, AgentPlan] = plan_agents(
+            (*agents, *agents_of(self.workflows)), events_waited_for(self.workflows)
+        )
         for cls in _compiled_of(name, agents, compiled):
             kind = cls.__agent_kind__
             self.plans[kind] = structs.replace(self.plans[kind], engine=self.engine_of(cls))
+        for workflow in self.workflows:
+            check_targets(workflow, self.plans)
         self._streams = dict(streams or {})
         self.views = _checked_views(name, views)
         self.receivers: dict[str, Callable[[int], int]] = {}

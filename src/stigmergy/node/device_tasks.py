@@ -21,6 +21,7 @@ from stigmergy.base.clock import Threads
 from stigmergy.devices.loops import Loop, LoopContext, LoopCounters, LoopSpec
 from stigmergy.devices.port import Attachment
 from stigmergy.devices.sensors import Poller, Pusher, SensorCounters, SensorOutlet, SensorSpec, log
+from stigmergy.diagnostics.codes import Trouble
 from stigmergy.node.host import Host
 from stigmergy.store.blobs import as_current
 
@@ -29,6 +30,9 @@ LOOK_EVERY_S = 1.0
 """How often it is looked for new agents, where none are named."""
 TASKS_COUNT_MAX = 10_000
 """Sensors and loops times agents on one node; more agents than that are not read, and the standing says how many."""
+
+TROUBLES_MAX = 20
+"""Sensors of agents that are named as troubles; of more the number is told."""
 
 
 class DeviceStatus(Struct, frozen=True):
@@ -89,7 +93,8 @@ class Devices:
                 async with asyncio.timeout(self._host.settings.drain_s):
                     await attachment.close()
             except Exception as error:
-                log.warning("%s: could not be closed: %s: %s", type(attachment).__name__, type(error).__name__, error)
+                what = f"{type(attachment).__name__}: could not be closed"
+                log.say("device-failed", f"{what}: {type(error).__name__}: {error}")
 
     def start(self) -> None:
         """Begins to read and to turn."""
@@ -133,6 +138,14 @@ class Devices:
             counted: dict[str, int] = structs.asdict(counters)
             kind = spec.kind.__agent_kind__
             found.append(DeviceStatus(_key(spec), kind, len(mine), counted, problems[-1] if problems else ""))
+        return found
+
+    def troubles(self) -> list[Trouble]:
+        """Sensors that fail again and again."""
+        found = [trouble for outlet in self._outlets.values() if (trouble := outlet.report.trouble) is not None]
+        if len(found) > TROUBLES_MAX:
+            more = f"{len(found) - TROUBLES_MAX} more sensors of agents fail"
+            found[TROUBLES_MAX:] = [Trouble("device-failed", more)]
         return found
 
     def counters(self) -> dict[str, int]:

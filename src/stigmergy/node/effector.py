@@ -23,13 +23,15 @@ from msgspec import UNSET, Struct, structs
 
 from stigmergy.agents.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode, printable, tag_of
 from stigmergy.agents.effects import LAPSED, PUBLISH, ActionDone, ActionFailed, Order, OrderClaim, WorkFailed
-from stigmergy.agents.messages import Action, Claimed, Event, Work, spec_of
+from stigmergy.agents.messages import SECOND_NS, Action, Claimed, Event, Work, spec_of
 from stigmergy.agents.plans import AgentPlan, confirmation
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import ClaimLapsed, DeviceRefused
 from stigmergy.devices.actuators import PAUSE_S_MAX, RetryPolicy
 from stigmergy.devices.equipment import ActuatorFunction, Actuators
 from stigmergy.devices.staleness import safe_actions_of
+from stigmergy.node.failures import FailureReport
+from stigmergy.node.measures import HostMeasures
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import EffectSettled, EffectsSettled, Input, SafeActionOut
 from stigmergy.shard.outbox import INDEX_BITS, Pending
@@ -116,6 +118,14 @@ class Effector:
         self._publish = publish
         self._held_claim = held_claim
         self._blobs = blobs
+        self.measures: HostMeasures | None = None
+        self.failures: FailureReport | None = None
+        self.trace_of: Callable[[int, Pending], str] = lambda *_: ""
+        """The id of an effect's trace in hex digits; empty: it belongs to none."""
+        self.traced_ns: Callable[[int, Pending], int] = lambda *_: 0
+        """The time by the wall clock for an effect that belongs to a trace, 0 for any other."""
+        self._begun_ns: dict[tuple[int, str, int], int] = {}
+        """When actuators were first called for those of a trace."""
         self.counters = EffectorCounters()
 
     def release(self, shard: int, pending: Pending) -> None:
@@ -268,7 +278,11 @@ class Effector:
         try:
             while lane and not self._halted:
                 shard, pending = lane[0]
+                begun_s = asyncio.get_running_loop().time()
                 await self._carry_out(shard, pending, begun)
+                if self.measures is not None and pending.sink in self.measures.effects:
+                    took_s = asyncio.get_running_loop().time() - begun_s
+                    self.measures.effects[pending.sink].observe(int(took_s * SECOND_NS))
                 begun = None
                 lane.popleft()
                 if waiting:
@@ -294,6 +308,7 @@ class Effector:
             self._failed(shard, pending, tag, f"nobody is registered to carry out {tag}")
             return
         reason = ""
+        raised: BaseException | None = None
         pause_s = self._settings.effect_pause_s
         for attempt in range(1, actuator.tries + 1):
             if attempt > 1:
@@ -310,14 +325,16 @@ class Effector:
                 self._failed(shard, pending, tag, printable(error, _REASON_CHARS_MAX))
                 return
             except BaseException as error:
-                reason = _reason(error)
+                reason, raised = _reason(error), None if isinstance(error, TimeoutError) else error
+                if self.failures is not None and attempt < actuator.tries:
+                    about = (shard, pending.agent, tag.removesuffix("@1"), self._key(shard, pending))
+                    self.failures.effect_retried(*about, attempt, reason, self.trace_of(shard, pending))
             else:
                 self._done(shard, pending, actuator, result)
                 return
             begun = None
-        self._failed(
-            shard, pending, tag, f"{reason}, after {actuator.tries} {'try' if actuator.tries == 1 else 'tries'}"
-        )
+        tries = f"{actuator.tries} {'try' if actuator.tries == 1 else 'tries'}"
+        self._failed(shard, pending, tag, f"{reason}, after {tries}", raised)
 
     async def _finish(self, begun: Any, within_s: float) -> Any:
         """Waits for a try that was begun, within its time; raises what it has raised."""
@@ -337,6 +354,8 @@ class Effector:
     def _order(self, actuator: _Actuator, shard: int, pending: Pending, attempt: int) -> Order[Any]:
         """The order, made just before the actuator is called: raises ClaimLapsed if it is bound to a claim that is no
         longer held."""
+        if attempt == 1 and (begun_ns := self.traced_ns(shard, pending)):
+            self._begun_ns[shard, pending.sink, pending.sequence] = begun_ns
         effect = actuator.decode(pending.body)
         claim: OrderClaim | None = None
         if effect.valid_while is not UNSET:
@@ -376,10 +395,10 @@ class Effector:
             said = ActionDone(action=name, key=self._key(shard, pending))
             body = confirmation(self._plan_of(pending.agent), pending.body, said)
         self.counters.done += 1
-        if body is None:
+        if body is None and (shard, pending.sink, pending.sequence) not in self._begun_ns:
             self._settle_quietly(shard, pending)
         else:
-            self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
+            self._settle(shard, self._settled_as(shard, pending, body))
 
     def _unreadable(self, agent: str, body: bytes) -> str:
         """Why the agent could make nothing of a result, which it would otherwise wait for in vain; empty if it can."""
@@ -404,9 +423,12 @@ class Effector:
     def _tell_settled(self, shard: int, sink: str) -> None:
         self._settle(shard, EffectsSettled(sink, self._settled.pop((shard, sink))))
 
-    def _failed(self, shard: int, pending: Pending, tag: str, reason: str) -> None:
+    def _failed(self, shard: int, pending: Pending, tag: str, reason: str, error: BaseException | None = None) -> None:
         self.counters.failed += 1
         name = tag.partition("@")[0]
+        if self.failures is not None:
+            about = (shard, pending.agent, tag.removesuffix("@1"), self._key(shard, pending))
+            self.failures.effect_failed(*about, reason, error, self.trace_of(shard, pending))
         actuator = self._actuators.get(tag)
         failure: ActionFailed | WorkFailed
         if (actuator is not None and issubclass(actuator.effect, Work)) or pending.sink == "work":
@@ -414,7 +436,12 @@ class Effector:
         else:
             failure = ActionFailed(action=name, key=self._key(shard, pending), reason=reason)
         body = confirmation(self._plan_of(pending.agent), pending.body, failure)
-        self._settle(shard, EffectSettled(pending.sink, pending.sequence, body))
+        self._settle(shard, self._settled_as(shard, pending, body, reason))
+
+    def _settled_as(self, shard: int, pending: Pending, body: bytes | None, failed: str = "") -> EffectSettled:
+        begun_ns = self._begun_ns.pop((shard, pending.sink, pending.sequence), 0) if self._begun_ns else 0
+        times_ns = (begun_ns, self.traced_ns(shard, pending)) if begun_ns else (0, 0)
+        return EffectSettled(pending.sink, pending.sequence, body, times_ns, failed)
 
     def _plan_of(self, agent: str) -> AgentPlan:
         return self._plans[agent.partition("/")[0]]
@@ -423,12 +450,12 @@ class Effector:
         return _key(shard, pending)
 
     async def _finish_safe(self, actuator: _Actuator, order: Order[Any], begun: Begun) -> None:
-        pause_s = self._settings.effect_pause_s
+        pause_s, reason = self._settings.effect_pause_s, ""
         for attempt in range(2, actuator.tries + 2):
             try:
                 await self._finish(begun, actuator.within_s)
             except BaseException as error:
-                _reason(error)
+                reason = f"{_reason(error)}, after {attempt - 1} {'try' if attempt == 2 else 'tries'}"
             else:
                 return
             if attempt <= actuator.tries:
@@ -436,6 +463,9 @@ class Effector:
                 pause_s = max(pause_s, min(pause_s * 2, PAUSE_S_MAX))
                 begun = _call(actuator, structs.replace(order, attempt=attempt))
         self.counters.safe_failed += 1
+        if self.failures is not None:
+            name = f"safe action {spec_of(actuator.effect).tag.removesuffix('@1')}"
+            self.failures.effect_failed(None, order.agent, name, order.key, reason)
 
 
 def _fitted(

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from stigmergy.audit.directories import Directories, live_readings
+from stigmergy.audit.directories import Directories
 from stigmergy.audit.listing import readable_fields
 from stigmergy.base.errors import Bug, ConfigError, LogCut, NotRunning
 from stigmergy.journal.port import Journal, ShardLog, StoredCommit, last_before
@@ -43,7 +43,9 @@ POLL_S = 1.0
 """How often a log of another process is read although nobody said that it has grown: such hints can be lost."""
 WHOLE = 2**62
 """As an index: all events of the commit."""
-_POSITION = re.compile(r"(?P<shard>\d{1,4}):(?P<position>\d{1,18})(?:\.(?P<index>\d{1,9}))?", re.ASCII)
+_POSITION = re.compile(
+    r"(?P<shard>\d{1,4}(?:@[0-9a-f]{1,8})?):(?P<position>\d{1,18})(?:\.(?P<index>\d{1,9}))?", re.ASCII
+)
 
 
 class FeedPosition(Struct, frozen=True, order=True):
@@ -53,23 +55,40 @@ class FeedPosition(Struct, frozen=True, order=True):
     index: int = WHOLE
 
 
-def write_positions(positions: Mapping[int, FeedPosition]) -> str:
-    """Positions as a text: `0:41,1:17.2` is shard 0 up to 41, and shard 1 up to the event 2 of the commit at 17."""
+def log_name(incarnation: int) -> str:
+    """How positions name a log: by its incarnation. One that was restored from a copy is another log."""
+    return f"{incarnation & 0xFFFFFFFF:x}"
+
+
+def shard_key(shard: int, log: str) -> str:
+    """How positions name a shard: `0@5f3a9c1e`, shard 0 of that log."""
+    return f"{shard}@{log}"
+
+
+def read_key(key: str) -> tuple[int, str]:
+    """The shard, and the log; the log is empty where it is not named, as earlier versions wrote it."""
+    shard, _, log = key.partition("@")
+    return int(shard), log
+
+
+def write_positions(positions: Mapping[str, FeedPosition]) -> str:
+    """Positions as a text: `0@5f3a9c1e:41,1@5f3a9c1e:17.2` is shard 0 of that log up to 41, and shard 1 up to the event
+    2 of the commit at 17."""
     return ",".join(
-        f"{shard}:{at.position}" if at.index == WHOLE else f"{shard}:{at.position}.{at.index}"
-        for shard, at in sorted(positions.items())
+        f"{key}:{at.position}" if at.index == WHOLE else f"{key}:{at.position}.{at.index}"
+        for key, at in sorted(positions.items(), key=lambda one: read_key(one[0]))
     )
 
 
-def read_positions(text: str) -> dict[int, FeedPosition]:
+def read_positions(text: str) -> dict[str, FeedPosition]:
     """Reads what `write_positions` has written. Raises ConfigError."""
-    found: dict[int, FeedPosition] = {}
+    found: dict[str, FeedPosition] = {}
     for part in text.split(",") if text else ():
         match = _POSITION.fullmatch(part)
-        if match is None or int(match["shard"]) in found:
-            raise ConfigError(f"positions {text[:100]!r}: give them as they came, such as 0:41,1:17.2")
+        if match is None or match["shard"] in found:
+            raise ConfigError(f"positions {text[:100]!r}: give them as they came, such as 0@5f3a9c1e:41,1@5f3a9c1e:7.2")
         index = WHOLE if match["index"] is None else int(match["index"])
-        found[int(match["shard"])] = FeedPosition(int(match["position"]), index)
+        found[match["shard"]] = FeedPosition(int(match["position"]), index)
     return found
 
 
@@ -84,6 +103,8 @@ class FeedEntry(Struct, frozen=True):
     """Whose event it is; empty for facts about the shard itself."""
     type: str
     body: bytes
+    kept_ns: int
+    """When its commit was made: an event that may wait has happened before."""
 
     @property
     def fields(self) -> Any:
@@ -231,10 +252,10 @@ class FeedReader:
 
     def _entries_of(self, one: FeedCommit) -> Iterator[FeedEntry]:
         shard, position = one.commit.shard, one.commit.position
-        skip = self._skip.pop(shard, None)
+        skip, kept_ns = self._skip.pop(shard, None), one.commit.runs[-1].time_ns
         for kept in one.events():
             if skip is None or kept.index > skip.index:
-                yield FeedEntry(shard, position, kept.index, kept.time_ns, kept.address, kept.tag, kept.body)
+                yield FeedEntry(shard, position, kept.index, kept.time_ns, kept.address, kept.tag, kept.body, kept_ns)
 
     def _watcher(self, shard: int) -> Callable[[], None]:
         def grown() -> None:
@@ -254,12 +275,16 @@ class LogFeed:
         self._journal = journal
         self._durable_position = durable_position
         self._is_busy = is_busy
-        self._readings = live_readings(shards)
+        self._readings = shards.reading
         self._recent: dict[tuple[int, int], Commit] = {}
         """By shard and position, oldest first; kept only while somebody reads."""
         self._sizes: deque[tuple[int, int, int]] = deque()
         self._size_bytes = 0
         self._watchers: dict[int, list[Callable[[], None]]] = {shard: [] for shard in journal.identity.owned}
+        self.log = log_name(journal.identity.incarnation)
+        """How positions name this log."""
+        self.listeners: list[Callable[[Commit], None]] = []
+        """Told each commit when it is durable, at once: for what needs no commit twice and none of the past."""
         self.ended = ""
         """Why nothing more comes; empty while the host runs."""
 
@@ -283,9 +308,23 @@ class LogFeed:
             self.check_kept(shard, at.position - (at.index < WHOLE))
         return FeedReader([HostShardFeed(self, shard) for shard in self._watchers], start)
 
+    def after(self, shard: int, position: int) -> str:
+        """How a position of this log is named where several logs could be meant."""
+        return f"{shard_key(shard, self.log)}:{position}"
+
     def positions(self) -> dict[int, FeedPosition]:
         """Where the log ends at present."""
         return {shard: FeedPosition(self._durable_position(shard)) for shard in self._watchers}
+
+    def check_log(self, log: str, position: int, *, is_only: bool) -> None:
+        """Raises ConfigError for a position of another log. One without a name is ours if this log is the only one."""
+        if log == self.log or position == 0 or (is_only and not log):
+            return
+        whose = f"is of the log {log}" if log else "does not say of which log it is"
+        raise ConfigError(
+            f"position {position} {whose}, and this node has the log {self.log}; give it as it came, to the node that "
+            "it came from, or begin at a time"
+        )
 
     def positions_at(self, time_ns: int) -> dict[int, FeedPosition]:
         """The positions behind which everything from this time on follows. Reads a few commits of each shard."""
@@ -311,6 +350,8 @@ class LogFeed:
 
     def durable(self, commit: Commit, size_bytes: int) -> None:
         """A commit is on disk."""
+        for told in self.listeners:
+            told(commit)
         watchers = self._watchers[commit.shard]
         if not watchers:
             return

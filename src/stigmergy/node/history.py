@@ -15,10 +15,21 @@ from msgspec import structs
 
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.effects import PUBLISH
+from stigmergy.agents.messages import Event
 from stigmergy.base.errors import LogCut, TooLarge
-from stigmergy.bus.history import REPLY_BYTES, WHOLE, LogPosition, Portion, Published, WantedTopics
+from stigmergy.bus.history import (
+    REPLY_BYTES,
+    WAIT_S,
+    WHOLE,
+    LogPosition,
+    Portion,
+    Published,
+    WantedTopics,
+    WatchPosition,
+)
 from stigmergy.node.feed import FeedCommit, FeedPosition, FeedReader, HostShardFeed
 from stigmergy.node.host import Host
+from stigmergy.node.watching import LogWatching
 from stigmergy.shard.commit import Commit, open_commit
 
 LATEST_COUNT_MAX = 100_000
@@ -196,6 +207,36 @@ class HistoryReader:
         if first > 1 and not (before.position >= first and _incarnation_at(host, shard, first) == before.incarnation):
             self._cut[shard] = first
         return first - 1
+
+
+class LocalWatching(LogWatching):
+    """What the agents of a node in this process publish, read from its log."""
+
+    def __init__(
+        self, host: Host, node: str, topics: str, kind: type[Event] | None, start: WatchPosition | None
+    ) -> None:
+        """Without a start: from now on."""
+        super().__init__(kind, start or WatchPosition({node: end_of_log(host)}))
+        begin = self._start
+        self._node = node
+        self._reader = HistoryReader(
+            host,
+            topics,
+            self.event_tag,
+            after=self._at.get(node),
+            since_ns=begin.since_ns,
+            latest=begin.latest,
+        )
+        self._asked = dict(self._at.get(node, {}))
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._reader.close()
+
+    async def _fill(self) -> None:
+        portion = await self._reader.read(WAIT_S)
+        self._hold(self._node, portion, self._asked)
+        self._asked = portion.at
 
 
 def end_of_log(host: Host) -> dict[int, LogPosition]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,15 +19,16 @@ from msgspec import Struct, structs
 from stigmergy.agents.assignment import Assignment, shown
 from stigmergy.agents.codec import Envelope
 from stigmergy.agents.effects import OrderClaim
-from stigmergy.agents.messages import SECOND_NS, Claimed
+from stigmergy.agents.messages import SECOND_NS, Claimed, Event
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.agents.shared import Merged, SharedChanged, replica_incarnation, replica_seed
 from stigmergy.audit.retention import Safeguards
 from stigmergy.base.clock import Clock
-from stigmergy.base.errors import Bug, JournalConflict, NotOwned, NotRunning
+from stigmergy.base.errors import Bug, JournalConflict, NotOwned, NotRunning, StigmergyError
 from stigmergy.base.trust import Signer, Verifier
 from stigmergy.claims.permissions import ClaimRequester, losses_at_start, without_ledger
 from stigmergy.devices.staleness import Staleness
+from stigmergy.diagnostics.logger import Log
 from stigmergy.journal.port import Guard, Journal
 from stigmergy.journal.recovery import Recovered, Recovery, check_receivers
 from stigmergy.journal.signers import check_ends, check_own_key
@@ -36,24 +37,30 @@ from stigmergy.node.column_intake import ColumnIntake, catch_up, durable_agent, 
 from stigmergy.node.committer import Committer, GroupInFlight
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.effector import Effector, Safety
+from stigmergy.node.failures import FailureReport
 from stigmergy.node.feed import LogFeed
 from stigmergy.node.housekeeping import Housekeeper
-from stigmergy.node.ingress import Ingress
+from stigmergy.node.ingress import BUS_SOURCES, Ingress
 from stigmergy.node.intake import AwaitedTicket, Intake, Repeats
 from stigmergy.node.mailbox import Mailbox, Queued, fail_untaken
+from stigmergy.node.measures import HostMeasures
 from stigmergy.node.settings import Settings
 from stigmergy.node.tells import RemoteAgents, RemoteShards, Tells
+from stigmergy.node.tracer import SpanSink, Tracer
 from stigmergy.node.wakeups import Alarms, OnUnserved, Waker
+from stigmergy.shard.commit import Commit
 from stigmergy.shard.draft import Stepped
 from stigmergy.shard.forwarding import FORWARD
-from stigmergy.shard.inputs import ColumnDelivery, Delivery, EnrollSigner, Input, SequencesSkipped
+from stigmergy.shard.inputs import ColumnDelivery, CommitDurable, Delivery, EnrollSigner, Input, SequencesSkipped
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.shard import Shard, Shards
 from stigmergy.shard.state import ShardState, addresses_of
+from stigmergy.shard.tracing import durable_notes
 from stigmergy.store.blobs import Blobs
 
-log = logging.getLogger("stigmergy.host")
+log = Log("host")
 DRAIN_LOOK_S = 0.002
+SAY_DURABLE_NS = SECOND_NS // 20
 """How often a stop looks whether everything is done."""
 
 
@@ -78,6 +85,8 @@ class Connections(Struct, frozen=True):
     """Whether the configuration of another node names an agent."""
     locate: Callable[[str], str] | None = None
     """Says which other node runs an agent; see `Assignment`."""
+    unreachable: Callable[[str], str] | None = None
+    """Says why it is not known now which node runs an agent, or that the node is away; see `Assignment`."""
     safeguards: Safeguards | None = None
     """What retention has to respect: holds, and an archive."""
     blobs: Blobs | None = None
@@ -112,6 +121,11 @@ class Host:
     shards; with one, `claim` is the number under which they were claimed.
     """
 
+    measures: HostMeasures | None = None
+    """What it measures of itself; None if it is told not to."""
+    spans: SpanSink | None = None
+    """Who exports spans, if anybody does; see `trace_to`."""
+
     def __init__(
         self,
         recovered: Recovered,
@@ -140,12 +154,11 @@ class Host:
         self.recovered = recovered
         self.declaration = declaration
         self._guard = guard
-        self.assignment = Assignment(agents, declaration.plans, self._locate, declaration.name, self._is_elsewhere)
+        where = (self._locate, declaration.name, self._is_elsewhere, self._unreachable)
+        self.assignment, self.key = Assignment(agents, declaration.plans, *where), (signer.algorithm, signer.public_key)
         self.settings = settings = settings or declaration.settings
         self.journal = journal
-        self.clock = clock
-        self.verifier = verifier
-        self.key = (signer.algorithm, signer.public_key)
+        self.clock, self.verifier = clock, verifier
         self.replica_incarnation = replica_incarnation(journal.identity.incarnation, place)
         self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
         self.failure: Exception | None = None
@@ -177,7 +190,7 @@ class Host:
         self._check_every_ns = int(settings.retention.check_every_s * SECOND_NS)
         self._connections = to = connect(self)
         self._claims, self._shared = to.claims, to.shared
-        self.intake.forward_to(to.forwards, settings.commands.keep_s)
+        self.intake.forward_to(to.forwards, self.shards.has_command, settings.commands.keep_s)
         states, rest = [shard.state for shard in self.shards], (recovered.bases, to.safeguards or Safeguards())
         self.housekeeper = tidy = Housekeeper(
             states, lambda number: self.shards[number].open_images, journal, settings, clock, self._inform, *rest
@@ -192,6 +205,27 @@ class Host:
         )
         self.safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
         self.feed = LogFeed(journal, self.shards, self.durable_position, self._is_busy)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Has all parts report what fails, and trace and measure what they do, as the settings say; answers name the
+        log that they are of."""
+        self.intake.name_position = self.feed.after
+        failures = self.effector.failures = FailureReport(self.clock.monotonic_ns)
+        self.intake.tracer = Tracer(self.settings.traces, self.declaration.plans, self.clock.wall_ns)
+        self._unsaid: deque[Queued] = deque()
+        """Notes that commits of traces are durable, for the next turn: no turn is taken for them alone."""
+        self.effector.trace_of, self.effector.traced_ns = self._trace_of, self._traced_ns
+        for shard in self.shards:
+            shard.trace_failures(self.intake.tracer.traces_failures)
+            shard.report_failures(failures.input_failed)
+        if self.settings.metrics.record:
+            self.measures = self.housekeeper.measures = self.committer.measures = HostMeasures(self._name_of)
+            self.effector.measures = self.measures
+            self.mailbox.measure(self.clock.monotonic_ns)
+
+    def _name_of(self, shard: int, kind: str, number: int) -> str:
+        return self.shards[shard].state.tables[kind].name(number)
 
     def _shard_of(self, state: ShardState, claim: int) -> Shard:
         """A recovered shard, as this owner goes on with it."""
@@ -238,11 +272,8 @@ class Host:
         }
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
         if at_rest := [address for shard in self.shards for address in shard.state.at_rest]:
-            log.warning(
-                "agents of this journal that the configuration does not name are at rest, %d in all: %s",
-                len(at_rest),
-                shown(at_rest),
-            )
+            what = "agents of this journal that the configuration does not name are at rest"
+            log.say("agents-at-rest", f"{what}, {len(at_rest)} in all: {shown(at_rest)}{self.tells.said_at_rest()}")
         for shard in self.shards:
             for timer in shard.state.timers.all():
                 if timer.agent not in shard.state.at_rest:
@@ -267,7 +298,7 @@ class Host:
         self.committer.draining = True
         deadline_s = self._loop_time() + self.settings.drain_s
         while self.failure is None and self._loop_time() < deadline_s:
-            busy = self.mailbox.waiting or self.effector.busy or self.batched_actuators.busy
+            busy = self.mailbox.waiting or self._unsaid or self.effector.busy or self.batched_actuators.busy
             if not busy and self.committer.idle:
                 break
             self._wake()
@@ -277,7 +308,7 @@ class Host:
         await self.batched_actuators.close()
         # What the last effects have left to write; bounded as well, because a disk may stall.
         while self.failure is None and self._loop_time() < deadline_s + self.settings.drain_s:
-            if not self.mailbox.pressing and self.committer.idle:
+            if not self.mailbox.pressing and not self._unsaid and self.committer.idle:
                 break
             self._wake()
             await asyncio.sleep(DRAIN_LOOK_S)
@@ -398,6 +429,8 @@ class Host:
             self.waker.plan(monotonic_ns, monotonic_ns + self._check_every_ns, could_step=not full)
         except BaseException as error:
             self._give_up(error)
+        finally:
+            self.mailbox.turned()
 
     def _ring(self, now_ns: int, monotonic_ns: int) -> None:
         """What time brings: stale agents are made safe, timers and gaps that ran out become inputs."""
@@ -408,6 +441,8 @@ class Host:
             self.intake.put_inside(number, due)
         self.intake.post(self.ingress.overdue(monotonic_ns))
         self.columns.overdue(monotonic_ns)
+        while self._unsaid:
+            self.mailbox.put_inside(self._unsaid.popleft())
 
     def _step(self, now_ns: int, monotonic_ns: int) -> bool:
         """Steps what waits, as far as there is room; whether there was anything."""
@@ -420,6 +455,7 @@ class Host:
         owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in self.shards)
         queued_inputs = join_queued(list(self.mailbox.take(room, telemetry=owed < self.settings.owed_count_max)))
         left: list[Queued] = []
+        effects = 0
         for shard in self.shards:
             number = shard.state.shard
             mine = (
@@ -428,14 +464,23 @@ class Host:
                 else [queued for queued in queued_inputs if queued.shard == number]
             )
             if mine:
+                effects -= shard.effects_count
                 try:
                     stepped = shard.step([queued.input for queued in mine], now_ns)
                 except BaseException as error:
                     fail_untaken(queued_inputs, error)
                     raise
+                effects += shard.effects_count
                 left += self._after_step(shard, stepped, mine, monotonic_ns)
         self.mailbox.put_back(left)
-        self.committer.took(sum(queued.items for queued in queued_inputs), full=bool(left))
+        items = sum(queued.items for queued in queued_inputs)
+        self.committer.took(items, full=bool(left))
+        if self.measures is not None:
+            since_ns = min(self.mailbox.taken_since_ns, monotonic_ns)
+            self.measures.mailbox_wait.observe(monotonic_ns - since_ns, items)
+            self.measures.step.observe(self.clock.monotonic_ns() - monotonic_ns)
+            if effects:
+                self.committer.owes(since_ns, effects)
         return bool(queued_inputs)
 
     def _gather(self) -> None:
@@ -453,7 +498,7 @@ class Host:
             self._repeats.add(number, position, asked, verdict)
         taken = len(queued_inputs) - len(stepped.left)
         left = [
-            Queued(number, one, queued.tickets, queued.items, queued.size_bytes, queued.first)
+            Queued(number, one, queued.tickets, queued.items, queued.size_bytes, queued.first, queued.since_ns)
             for one, queued in zip(stepped.left, queued_inputs[taken:], strict=True)
         ]
         self._refuse(number, stepped, queued_inputs)
@@ -520,9 +565,24 @@ class Host:
             self.batched_actuators.release(number, ready.blocks)
             self.housekeeper.durable(ready)
             self.feed.durable(ready.commit, len(ready.sealed.body))
+            if ready.commit.traces:
+                self._note_traces(ready.commit)
         for ticket in flight.tickets:
             ticket.resolve()
         self._repeats.give()
+        if self.measures is not None and flight.readies:
+            self.measures.release.observe(self.clock.monotonic_ns() - monotonic_ns)
+            for since_ns, effects in flight.effects:
+                self.measures.event_to_action.observe(monotonic_ns - since_ns, effects)
+            self.measures.group(flight.readies, monotonic_ns)
+
+    def tell_interested(self, event: Event) -> None:
+        """Tells agents who joined or left. Without room they are not told: presence is no fact to stop for."""
+        for address in self.declaration.interested:
+            if self.declaration.plans[address.partition("/")[0]].handles(type(event)):
+                with contextlib.suppress(StigmergyError):
+                    told = self.intake.observe(address, event, source=f"{BUS_SOURCES}presence")
+                    told.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _release(self, number: int, owed: Sequence[Pending]) -> None:
         """Passes durable effects to their sinks; tells become deliveries of the target shard.
@@ -543,6 +603,29 @@ class Host:
                 self._claims.propose(number, pending)
             else:
                 self._inform(number, without_ledger(pending))
+
+    def trace_to(self, spans: SpanSink | None, instance: str) -> None:
+        """Says who exports spans, if anybody does, and as whose: the log keeps that name, for who rebuilds them."""
+        self.spans = spans
+        for shard in self.shards:
+            shard.state.instance = instance
+
+    def _note_traces(self, commit: Commit) -> None:
+        """A commit with notes of traces is durable: the next one says when, and spans may be sent."""
+        notes = durable_notes(commit.previous, commit.position, commit.traces, self.clock.wall_ns())
+        if notes:
+            self._unsaid.append(Queued(commit.shard, CommitDurable(notes)))
+            now_ns = self.clock.monotonic_ns()
+            self.waker.arm(now_ns, now_ns + SAY_DURABLE_NS)
+        if self.spans is not None:
+            self.spans.durable(commit)
+
+    def _trace_of(self, number: int, pending: Pending) -> str:
+        traced = self.shards[number].state.traces.of(pending)
+        return "" if traced is None else traced.trace_id.hex()
+
+    def _traced_ns(self, number: int, pending: Pending) -> int:
+        return self.clock.wall_ns() if self._trace_of(number, pending) else 0
 
     def _held_claim(self, agent: str, claimed: Claimed) -> OrderClaim | None:
         """The claim that an order is bound to, if the agent holds it at this moment of our clock. After a start nothing
@@ -576,6 +659,10 @@ class Host:
         locate = self._connections.locate
         return "" if locate is None else locate(address)
 
+    def _unreachable(self, address: str) -> str:
+        unreachable = self._connections.unreachable
+        return "" if unreachable is None else unreachable(address)
+
     def _inform(self, number: int, told: Input) -> None:
         """Inputs from actuators, tables and the housekeeper for a shard."""
         if self.failure is None:
@@ -604,9 +691,10 @@ def open_host(
     agents: Sequence[str] = (),
     connect: Callable[[Host], Connections] = lambda _: Connections(),
     on_unserved: OnUnserved = lambda *_: None,
+    claim: int = 0,
 ) -> Host:
     """Recovers all shards of a journal, and makes the host that goes on with them. Raises as both do."""
     limits = (settings or declaration.settings).limits
     recovered = Recovery(journal, declaration.plans, verifier, limits).recover()
     how = (settings, trusted, place, agents, connect, on_unserved)
-    return Host(recovered, declaration, journal, signer, verifier, clock, *how)
+    return Host(recovered, declaration, journal, signer, verifier, clock, *how, claim=claim)

@@ -15,8 +15,10 @@ from stigmergy.agents.messages import SECOND_NS
 from stigmergy.audit.retention import ArchiveCounters, Safeguards
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import DefinitionError, JournalFull, LinkDown
+from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.journal.port import Journal, SnapshotPart, keep_within
 from stigmergy.journal.recovery import Basis
+from stigmergy.node.measures import HostMeasures
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import SnapshotNote
 from stigmergy.shard.draft import Ready
@@ -141,6 +143,7 @@ class Housekeeper:
         self._journal = journal
         self._settings = settings
         self._tell = tell
+        self.measures: HostMeasures | None = None
         if settings.retention.keep_bytes is not None:
             keep_within(journal, settings.retention.keep_bytes)
         self._monotonic_ns = clock.monotonic_ns
@@ -151,8 +154,13 @@ class Housekeeper:
         """Snapshots to drop: shard and position."""
         self._part_next = False
         """Whether a part of a snapshot comes before the next drop."""
+        self.doing = ""
+        """What the last write was for, in a word for a profile."""
         self._no_room = False
         """Even dropping found no room: it is tried again with the next check of retention."""
+        self._is_short = False
+        """A snapshot found no room. Without newer snapshots ever less may be dropped, while commits fill what is left:
+        so the log that may go goes now, and the next snapshot finds room."""
         self.counters = HousekeepingCounters()
         self.safeguards = safeguards
         if safeguards.archivist is not None:
@@ -163,9 +171,10 @@ class Housekeeper:
             self._adopt(number, basis)
 
     @property
-    def troubles(self) -> dict[int, str]:
-        """What keeps it from tidying, in words: per shard, and with numbers below 0 what concerns them all."""
-        return {-1 - number: why for number, why in enumerate(self.safeguards.troubles)} | self._troubles
+    def troubles(self) -> list[Trouble]:
+        """What keeps it from tidying, in words: what concerns all shards first."""
+        own = (Trouble("snapshot-failed", why, shard=shard) for shard, why in sorted(self._troubles.items()))
+        return [*coded("retention-blocked", self.safeguards.troubles), *own]
 
     def _adopt(self, shard: int, basis: Basis) -> None:
         """After a restart: what the shard was recovered from. The first new snapshot is full, so that it stands alone.
@@ -187,6 +196,11 @@ class Housekeeper:
                 record.noted.append((position, record.noted[-1][0] if record.noted else 0))
             else:
                 self._obsolete.append((shard, position))
+
+    def snapshot_ages_s(self) -> dict[int, float]:
+        """Per shard, since when its last snapshot was begun, or since the start."""
+        now_ns = self._monotonic_ns()
+        return {shard: (now_ns - record.since_ns) / SECOND_NS for shard, record in self._records.items()}
 
     def sealed(self, ready: Ready) -> None:
         """A commit was sealed: counts it, and keeps images for a snapshot under way."""
@@ -216,12 +230,15 @@ class Housekeeper:
         if self._check_due(monotonic_ns):
             self._last_check_ns = monotonic_ns
             self._no_room = False
+            self.doing = "dropped log"
             return self._retain(wall_ns)
         taking = next((record for record in self._records.values() if record.taking is not None), None)
         if self._obsolete and not self._no_room and (taking is None or not self._part_next):
             self._part_next = True
+            self.doing = "dropped snapshots"
             return self._drop_snapshot()
         self._part_next = False
+        self.doing = "snapshots"
         return None if taking is None else self._write_part(taking)
 
     def has_work(self, monotonic_ns: int) -> bool:
@@ -302,11 +319,14 @@ class Housekeeper:
                 await self._journal.put_snapshot(shard, taking.position, [SnapshotPart(part=number, body=body)])
             except JournalFull:
                 self._give_up(record, taking)
+                self._is_short = True
             return
         note = taking.note()
         self._troubles.pop(shard, None)
         record.taking = None
         record.took_ns = self._monotonic_ns() - record.since_ns
+        if self.measures is not None:
+            self.measures.snapshot.observe(record.took_ns)
         record.size_bytes = taking.size_bytes
         record.awaiting_note = (note, taking.base)
         self.counters.snapshot_bytes += taking.size_bytes
@@ -329,7 +349,9 @@ class Housekeeper:
             self._obsolete.remove((shard, position))
 
     def _check_due(self, monotonic_ns: int) -> bool:
-        return monotonic_ns - self._last_check_ns >= int(self._settings.retention.check_every_s * SECOND_NS)
+        return self._is_short or (
+            monotonic_ns - self._last_check_ns >= int(self._settings.retention.check_every_s * SECOND_NS)
+        )
 
     def _plan_obsolete(self, record: _ShardRecord) -> None:
         """Keeps the newest snapshots with what they add to; the others are dropped when there is time."""
@@ -369,11 +391,12 @@ class Housekeeper:
         """Drops what the rules of retention let go."""
         rule = self._settings.retention
         size = self._journal.size()
+        is_short, self._is_short = self._is_short or size.bytes_free < rule.reserve_bytes, False
         for record in self._records.values():
             droppable = self._droppable(record)
             spare, unneeded = self._spare(record, droppable), self.safeguards.unneeded(record.state.shard, droppable)
             upto = 0
-            if size.bytes_free < rule.reserve_bytes:
+            if is_short:
                 upto = spare
             if rule.keep_s is not None:
                 upto = max(upto, self._last_before(record, unneeded, wall_ns - int(rule.keep_s * SECOND_NS)))

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from blake3 import blake3
+
+from stigmergy.agents.codec import SOURCE_CHARS_MAX
 from stigmergy.base.errors import Overloaded, StaleEpoch, StigmergyError
 from stigmergy.node.mailbox import Ticket
 from stigmergy.shard.gaps import Accept, GapQueue, Key, NumberedBatchT
@@ -18,6 +21,15 @@ BUS_SOURCES = "bus/"
 """What came over a bus has its topic as source; nobody else may speak in its name."""
 UPLINK_SOURCES = "uplink/"
 """What the uplinks of other nodes brought, alike."""
+
+
+def bus_source(name: str) -> str:
+    """The source under which marks and the log know a topic; of a long one the end is a digest."""
+    source = f"{BUS_SOURCES}{name}"
+    if len(source) <= SOURCE_CHARS_MAX:
+        return source
+    digest = blake3(source.encode()).hexdigest(length=16)
+    return f"{source[: SOURCE_CHARS_MAX - len(digest) - 1]}~{digest}"
 
 
 class Ingress(GapQueue[NumberedBatchT, Ticket]):

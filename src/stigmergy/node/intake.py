@@ -6,11 +6,12 @@ Nothing is taken before there is room for it, and nothing is reported as durable
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct, structs
 
-from stigmergy.agents.assignment import Assignment
+from stigmergy.agents.assignment import Assignment, within_fleet
 from stigmergy.agents.codec import Envelope, encode, open_envelope, printable
 from stigmergy.agents.effects import remote_sink
 from stigmergy.agents.messages import SECOND_NS, Command, Event
@@ -18,6 +19,7 @@ from stigmergy.base.errors import Malformed, NotRunning, UnknownKind
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import Ingress
 from stigmergy.node.mailbox import BLOCK, Mailbox, Queued, Ticket
+from stigmergy.node.tracer import UNTRACED
 from stigmergy.shard.draft import OVERHEAD_BYTES
 from stigmergy.shard.gaps import Accept
 from stigmergy.shard.homes import Ownership
@@ -25,6 +27,8 @@ from stigmergy.shard.inputs import (
     ELSEWHERE,
     HERE,
     LOCAL,
+    UNSAID,
+    Accepted,
     Ask,
     Asked,
     Delivery,
@@ -33,10 +37,15 @@ from stigmergy.shard.inputs import (
     Travel,
     Verdict,
 )
+from stigmergy.shard.tracing import TraceContext, Traces
 
 SHOWN_CHARS_MAX = 200
 MISSING = "missing: they did not come in time"
 DECLARED = "lost: their sender says so"
+DECIDED_MAX = 10_000
+"""So many commands that other nodes have decided are remembered with the position that they said; of more, the oldest
+are forgotten, and who sends one of those again learns that it was accepted, and not where."""
+_AFTER = re.compile(r"\d{1,4}@[0-9a-f]{1,8}:\d{1,18}", re.ASCII)
 
 
 class Stream(Struct, frozen=True):
@@ -85,6 +94,8 @@ class Intake:
         monotonic_ns: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
+        self.tracer = UNTRACED
+        """Says which inputs belong to traces."""
         self._declaration = declaration
         self._assignment = assignment
         self._shards = shards
@@ -98,12 +109,19 @@ class Intake:
         self._has_key = bool(declaration.homes.key_name)
         self._closed: str | None = None
         self._forwards: Callable[[str], bool] | None = None
+        self._is_known: Callable[[int, str, str], bool] = lambda *_: False
         self._keep_ns = 0
+        self.name_position: Callable[[int, int], str] = lambda *_: ""
+        """How a position of a shard of this log is named."""
+        self._decided: dict[tuple[str, str], str] = {}
+        """By agent and id, the positions of commands that other nodes have decided; oldest first."""
 
-    def forward_to(self, forwards: Callable[[str], bool] | None, keep_s: float) -> None:
+    def forward_to(
+        self, forwards: Callable[[str], bool] | None, is_known: Callable[[int, str, str], bool], keep_s: float
+    ) -> None:
         """Has commands for agents that do not run here sent on, if `forwards` says that they can be. They may be on
-        their way for so long, unless their class says otherwise."""
-        self._forwards, self._keep_ns = forwards, int(keep_s * SECOND_NS)
+        their way for so long, unless their class says otherwise. `is_known`: whether a shard has sent one on."""
+        self._forwards, self._is_known, self._keep_ns = forwards, is_known, int(keep_s * SECOND_NS)
 
     def close(self, why: str) -> None:
         """Takes nothing more."""
@@ -129,7 +147,14 @@ class Intake:
         return future
 
     def take_numbered(
-        self, stream: Stream, sequence: int, address: str, body: bytes, *, missing: bool
+        self,
+        stream: Stream,
+        sequence: int,
+        address: str,
+        body: bytes,
+        *,
+        missing: bool,
+        trace: TraceContext | None = None,
     ) -> asyncio.Future[None]:
         """Takes a message of a stream that is for one agent only, and whose order the caller has kept.
 
@@ -144,7 +169,9 @@ class Intake:
             skipped = SequencesSkipped(source, incarnation, epoch, sequence - 1, MISSING if missing else "")
             self._mailbox.put_note(Queued(shard=shard, input=skipped, items=0), policy)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        delivery = Delivery(source, [(address, body)], sequence, incarnation, epoch)
+        items = [(address, body)]
+        traces = self.tracer.of_items(trace, source, sequence, items)
+        delivery = Delivery(source, items, sequence, incarnation, epoch, traces=traces)
         size_bytes = len(body) + 4 * len(address) + OVERHEAD_BYTES
         self._mailbox.put_telemetry(Queued(shard, delivery, (AwaitedTicket(future),), 1, size_bytes), policy)
         self._wake()
@@ -160,6 +187,7 @@ class Intake:
         *,
         passes: bool,
         passed_on: bool = False,
+        traces: Traces = (),
     ) -> None:
         """Takes tells of a shard of another node, whose order the caller has kept. With `passes`, their sender gave up
         what lies between them and those before. With `passed_on`, they are for an agent of a third node, and the bodies
@@ -171,7 +199,8 @@ class Intake:
         if passes:
             passed = SequencesSkipped(source, incarnation, epoch, sequence - 1, "")
             self._mailbox.put_note(Queued(shard=shard, input=passed, items=0), BLOCK)
-        delivery = Delivery(source, [(address, body) for body in bodies], sequence, incarnation, epoch)
+        items = [("" if body is ELSEWHERE else address, body) for body in bodies]
+        delivery = Delivery(source, items, sequence, incarnation, epoch, traces=traces)
         size_bytes = sum(map(len, bodies)) + len(bodies) * (4 * len(address) + OVERHEAD_BYTES)
         self._mailbox.put_telemetry(Queued(shard, delivery, (ticket,), len(bodies), size_bytes), BLOCK)
         self._wake()
@@ -182,13 +211,16 @@ class Intake:
         if accepted:
             self._wake()
 
-    def observe(self, address: str, event: Event, source: str = LOCAL) -> asyncio.Future[None]:
+    def observe(
+        self, address: str, event: Event, source: str = LOCAL, trace: TraceContext | None = None
+    ) -> asyncio.Future[None]:
         """Takes one event from the embedding program or a sensor. Done when it is kept as its type promises."""
         self.check_open()
         check_address(address)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         body = written(event, Event)
-        delivery = Delivery(source=source, items=[(address, body)])
+        items = [(address, body)]
+        delivery = Delivery(source, items, traces=self.tracer.of_items(trace, source, 0, items))
         queued = Queued(
             shard=self.home_of(address),
             input=delivery,
@@ -208,6 +240,7 @@ class Intake:
         client: str = "",
         travel: Travel = HERE,
         taken: Ticket | None = None,
+        trace: TraceContext | None = None,
     ) -> asyncio.Future[Verdict]:
         """Takes a command of a client. The future holds the answer, once it is durable.
 
@@ -218,9 +251,10 @@ class Intake:
         if not isinstance(command_id, str):
             raise Malformed(f"{_shown(command_id)} is no command id; give a text, or leave it out")
         body = command if isinstance(command, bytes) else written(command, Command)
-        if self.is_elsewhere(address) or travel.refused:
+        if self.is_elsewhere(address, command_id) or travel.refused:
             travel = structs.replace(travel, elsewhere=True, keep_ns=self._keep_ns)
-        ask = Ask(agent=address, command_id=command_id, command=body, source=source, client=client, travel=travel)
+        trace = self.tracer.of_command(trace, address, body, command_id)
+        ask = Ask(address, command_id, body, source, client, travel, trace)
         shard = self.home_of(address, anywhere=travel.elsewhere)
         self._mailbox.put_command(Queued(shard=shard, input=ask, tickets=() if taken is None else (taken,)))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -230,9 +264,17 @@ class Intake:
         self._wake()
         return future
 
-    def is_elsewhere(self, address: str) -> bool:
-        """Whether a command for this agent is sent on to another node."""
-        return self._forwards is not None and not self._assignment.runs(address) and self._forwards(address)
+    def is_elsewhere(self, address: str, command_id: str = "") -> bool:
+        """Whether a command for this agent is sent on to another node. One that was is known by its id, also while
+        nobody here knows a way any more."""
+        if self._forwards is None or self._assignment.runs(address):
+            return False
+        return self.is_held(address, command_id) or self._forwards(address)
+
+    def is_held(self, address: str, command_id: str) -> bool:
+        """Whether the log has this command already: it was answered, or sent on."""
+        shard = self.shard_of(address)
+        return shard in self._shards and self._is_known(shard, address, command_id)
 
     def wake(self) -> None:
         """Something was put into the mailbox."""
@@ -257,9 +299,26 @@ class Intake:
         self._wake()
         return future
 
+    def decided(self, address: str, command_id: str, after: object) -> None:
+        """Another node has accepted a command that was sent on to it, and says at which position of its log. Call this
+        before the answer is taken. What is no position is as if nothing had been said."""
+        if isinstance(after, str) and _AFTER.fullmatch(after):
+            self._decided[address, command_id] = after
+            if len(self._decided) > DECIDED_MAX:
+                del self._decided[next(iter(self._decided))]
+
     def answer(self, asked: Asked, verdict: Verdict) -> None:
         """Answers the senders of this command. A different command with the same id gets its own answer."""
-        for future in self._asks.pop(asked, ()):
+        futures = self._asks.pop(asked, ())
+        if futures and isinstance(verdict, Accepted):
+            address, command_id, _ = asked
+            if self._assignment.runs(address):
+                after = self.name_position(self.shard_of(address), verdict.position)
+            else:
+                # The position of the answer in our log is of no use: what the command has changed is in another one.
+                after = self._decided.get((address, command_id), f"{address}:{UNSAID}")
+            verdict = Accepted(verdict.position, after)
+        for future in futures:
             if not future.done():
                 future.set_result(verdict)
 
@@ -299,6 +358,7 @@ class Intake:
         policy = self._declaration.policy_of(envelope.source)
         shards = len(self._shards)
         parts = [envelope.items] if shards == 1 else self._split(envelope.items)
+        traces = self.tracer.of_items(None, envelope.source, envelope.sequence, envelope.items)
         for ticket in accepted.tickets:
             if isinstance(ticket, AwaitedTicket):
                 ticket.expect(shards)
@@ -320,6 +380,7 @@ class Intake:
                 epoch=envelope.epoch,
                 # How much of it is for this shard is not known; all of it may be.
                 size_bytes=accepted.size_bytes if shards == 1 else 0,
+                traces=traces,
             )
             queued = Queued(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
             self._mailbox.put_telemetry(queued, policy)
@@ -335,6 +396,12 @@ class Intake:
         """Raises NotRunning once nothing is taken any more."""
         if self._closed is not None:
             raise NotRunning(f"{self._closed}; nothing was taken")
+
+
+def checked_address(address: str, fleet: str) -> str:
+    """An address that a program gives, as nodes of its fleet write it. Raises as `check_address`."""
+    check_address(address)
+    return within_fleet(address, fleet)
 
 
 def check_address(address: object) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Protocol
 
 from msgspec import Struct, structs
@@ -61,6 +62,10 @@ class Ticket(Protocol):
         ...
 
 
+UNTIMED_NS = 2**62
+"""Later than everything: of inputs whose wait is not measured."""
+
+
 class Queued(Struct):
     """One input on its way to its shard, and its waiter."""
 
@@ -71,6 +76,8 @@ class Queued(Struct):
     size_bytes: int = 0
     first: bool = False
     """It is stepped before everything else that waits: an agent must not act on what it holds no longer."""
+    since_ns: int = UNTIMED_NS
+    """When it was put here, for metrics."""
 
 
 class MailboxCounters(Struct):
@@ -126,6 +133,37 @@ class Mailbox:
         self._gone = 0
         """Inputs in the telemetry lane that were merged into later ones; they are skipped."""
         self.counters = MailboxCounters()
+        self._monotonic_ns: Callable[[], int] | None = None
+        self._stamp_ns = UNTIMED_NS
+        """When the first input since the last turn was put; 0: none was. The clock is read once for all of a turn."""
+        self.taken_since_ns = UNTIMED_NS
+        """When the oldest input was put that `take` has last taken."""
+
+    def measure(self, monotonic_ns: Callable[[], int]) -> None:
+        """Measures waits by this clock from now on."""
+        self._monotonic_ns = monotonic_ns
+        self._stamp_ns = 0
+
+    def turned(self) -> None:
+        """A turn of the host is over: what is put from now on gets another time."""
+        if self._monotonic_ns is not None:
+            self._stamp_ns = 0
+
+    def _read_clock(self) -> int:
+        if self._monotonic_ns is not None:
+            self._stamp_ns = self._monotonic_ns()
+        return self._stamp_ns
+
+    def waiting_by_shard(self, inputs_max: int) -> dict[int, tuple[int, int]]:
+        """By shard how many items wait for it, and when the oldest was put. Looks at so many inputs at most, the lanes
+        in the order of stepping: what waits behind those is not counted."""
+        found: dict[int, tuple[int, int]] = {}
+        lanes = (self._first, self._inside, self._commands, self._telemetry, self._blocked)
+        for queued in islice(chain(*lanes), inputs_max):
+            if queued.shard != GONE:
+                items, since_ns = found.get(queued.shard, (0, UNTIMED_NS))
+                found[queued.shard] = items + queued.items, min(since_ns, queued.since_ns)
+        return found
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether observed events of so many bytes would be taken at once, by whichever policy."""
@@ -133,6 +171,7 @@ class Mailbox:
 
     def put_inside(self, queued: Queued) -> None:
         """From a timer, a sink or another shard: what we owe bounds how many there can be."""
+        queued.since_ns = self._stamp_ns or self._read_clock()
         (self._first if queued.first else self._inside).append(queued)
 
     def put_command(self, queued: Queued) -> None:
@@ -140,10 +179,12 @@ class Mailbox:
         if len(self._commands) >= self._commands_count_max:
             self.counters.overloads += 1
             raise Overloaded(f"{self._commands_count_max} commands are waiting; nothing was taken, try again later")
+        queued.since_ns = self._stamp_ns or self._read_clock()
         self._commands.append(queued)
 
     def put_telemetry(self, queued: Queued, policy: StreamPolicy) -> None:
         """Observed events of one source. Without room the policy decides; to block is to wait in line."""
+        queued.since_ns = self._stamp_ns or self._read_clock()
         if policy.overflow is Overflow.BLOCK:
             if self._blocked.count_of(_source(queued)) or not self._fits(queued):
                 self._block(queued)
@@ -171,11 +212,12 @@ class Mailbox:
 
     def take(self, items_max: int, *, telemetry: bool) -> Iterator[Queued]:
         """Inputs in the order of stepping, until this many items are out. Take all of them."""
-        taken = 0
+        taken, since_ns = 0, UNTIMED_NS
         for lane in (self._first, self._inside, self._commands):
             while lane and taken < items_max:
                 queued = lane.popleft()
                 taken += queued.items
+                since_ns = min(queued.since_ns, since_ns)
                 yield queued
         while telemetry and self._telemetry and taken < items_max:
             _, queued = self._telemetry.pop()
@@ -184,7 +226,9 @@ class Mailbox:
                 continue
             self._leave(queued)
             taken += queued.items
+            since_ns = min(queued.since_ns, since_ns)
             yield queued
+        self.taken_since_ns = since_ns
         while self._blocked:
             source, queued = self._blocked.pop()
             if not self._fits(queued):

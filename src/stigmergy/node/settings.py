@@ -199,6 +199,49 @@ class CommandSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"settings: commands.unclaimed = {self.unclaimed!r}; give 'keep' or 'refuse'")
 
 
+class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node measures of itself."""
+
+    record: bool = True
+    """Whether times, types of events and busy agents are recorded: it takes less than 2 % of the time."""
+    agents: bool = False
+    """Whether /metrics names the busiest agents and those with the largest states: ten of each."""
+
+
+class TraceSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which inputs begin a trace, and where spans are sent."""
+
+    sample: float = 0.0
+    """The share of commands and observed events that begin a trace, from 0 to 1."""
+    rules: Mapping[str, float] = {}
+    """The same for single commands, events or agent kinds, by name; a message's name comes before its kind's."""
+    parent: bool = True
+    """Whether a sender that says whether it records a trace is believed; else the rules alone decide."""
+    failed: bool = True
+    """Whether refused and failed inputs always begin a trace, while any are sampled."""
+    export: str = ""
+    """The collector that spans are sent to over OTLP/HTTP, such as http://127.0.0.1:4318; none without it."""
+    headers: Mapping[str, str] = {}
+    """Sent with each request to the collector, such as an authorization."""
+    queue_count_max: int = 10_000
+    """Spans that wait for the collector; of more, the oldest are dropped and counted."""
+
+    def __post_init__(self) -> None:
+        rates: Mapping[str, object] = {"sample": self.sample} | {
+            f"rules.{name}": one for name, one in self.rules.items()
+        }
+        for name, rate in rates.items():
+            if not isinstance(rate, int | float) or not 0 <= rate <= 1:
+                raise ConfigError(f"settings: traces.{name} = {rate!r}; give a share from 0 to 1")
+        if self.export and not self.export.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"settings: traces.export = {self.export!r}; give the URL of a collector, such as http://127.0.0.1:4318"
+            )
+        count: object = self.queue_count_max
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"settings: traces.queue_count_max = {count!r}; give a whole number from 1 upward")
+
+
 COUNTS = (
     "batch_events_max",
     "commands_count_max",
@@ -252,6 +295,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     membership: SwimSettings = SwimSettings()
     copies: CopySettings = CopySettings()
     blobs: BlobSettings = BlobSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    traces: TraceSettings = TraceSettings()
 
     def __post_init__(self) -> None:
         for name in COUNTS:

@@ -6,7 +6,6 @@ that other nodes run go over the bus; without one they are given up at once.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,11 +16,13 @@ from stigmergy.agents.assignment import Assignment, is_foreign
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.effects import REMOTE_SINKS, shard_sink
 from stigmergy.agents.messages import SECOND_NS
+from stigmergy.diagnostics.logger import Log
 from stigmergy.node.mailbox import Mailbox, Queued, Ticket
 from stigmergy.shard.draft import REMOTE_ADDRESSES_MAX
 from stigmergy.shard.inputs import Delivery, EffectSettled, Input, TellGivenUp
-from stigmergy.shard.outbox import Pending, read_told
+from stigmergy.shard.outbox import OwedTraces, Pending, read_told
 from stigmergy.shard.shard import Shards
+from stigmergy.shard.tracing import Traces
 
 SHARD_SINKS = "shard/"
 REPORT_EVERY_NS = 60 * SECOND_NS
@@ -33,7 +34,7 @@ RUNS_NOW = "runs on this node since then: retry this"
 TOO_MANY = (
     f"{REMOTE_ADDRESSES_MAX:,} agents of other nodes were told something before, and there is no room for one more"
 )
-log = logging.getLogger("stigmergy.tells")
+log = Log("tells")
 _told = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
@@ -45,6 +46,14 @@ def shard_of_sink(sink: str) -> int:
 def told_items(pendings: Sequence[Pending]) -> list[tuple[str, bytes]]:
     """The targets of these tells, and their contents."""
     return [_told.decode(pending.body) for pending in pendings]
+
+
+def traces_of(carried: OwedTraces, pendings: Sequence[Pending], came_ns: int = 0) -> Traces:
+    """The traces of these effects of a shard, by their places."""
+    if not carried:
+        return ()
+    found = ((place, carried.of(pending)) for place, pending in enumerate(pendings))
+    return tuple((place, one.context(came_ns)) for place, one in found if one is not None)
 
 
 class TellCounters(Struct):
@@ -75,13 +84,18 @@ class Settles:
 
 
 def queued_of(
-    shard: int, epoch: int, sink: str, pendings: Sequence[Pending], put: Callable[[int, Input], None]
+    shard: int,
+    epoch: int,
+    sink: str,
+    pendings: Sequence[Pending],
+    put: Callable[[int, Input], None],
+    traces: Traces = (),
 ) -> Queued:
     """The queued input with these tells of a shard; the shard hears through `put` when they have arrived."""
     target = shard_of_sink(sink)
     items = told_items(pendings)
     first = pendings[0].sequence
-    delivery = Delivery(shard_sink(shard), items, sequence=first, epoch=epoch)
+    delivery = Delivery(shard_sink(shard), items, sequence=first, epoch=epoch, traces=traces)
     # What a shard tells itself is settled in the very step that takes it.
     tickets: tuple[Ticket, ...] = () if target == shard else (Settles(put, shard, sink, first, first + len(items) - 1),)
     return Queued(target, delivery, tickets, len(items))
@@ -147,10 +161,19 @@ class Tells:
         for sink, pendings in tells.items():
             target = shard_of_sink(sink)
             if target in self._shards:
-                self._mailbox.put_inside(queued_of(shard, epoch, sink, pendings, self._put))
+                traces = traces_of(self._shards[shard].state.traces, pendings)
+                self._mailbox.put_inside(queued_of(shard, epoch, sink, pendings, self._put, traces))
             elif self._elsewhere is not None:
                 self._elsewhere.release(shard, epoch, target, pendings)
         return others
+
+    def said_at_rest(self) -> str:
+        """What to say at the start of tells that agents at rest still owe: their events are in the log."""
+        states = [shard.state for shard in self._shards]
+        owed = ((state, pending) for state in states if state.at_rest for pending in state.outbox.owed())
+        sinks = (SHARD_SINKS, REMOTE_SINKS)
+        count = sum(pending.sink.startswith(sinks) and pending.agent in state.at_rest for state, pending in owed)
+        return f"; tells that they still owe are sent: {count}" if count else ""
 
     def _release_remote(self, shard: int, epoch: int, pendings: Sequence[Pending]) -> None:
         """Gives up what nobody can carry: without a bus, to one agent too many, to a kind that no node has."""
@@ -159,13 +182,13 @@ class Tells:
             to = read_told(pending.body).to
             if pending.sink == REMOTE_SINKS:
                 self.give_up(shard, pending, f"{to}: {TOO_MANY}")
-            elif self._remote is None:
-                # It may have come to run here since it was told.
-                here = not is_foreign(to) and self._assignment.knows_kind(to) and self._assignment.runs(to)
-                why = f"{to} {RUNS_NOW}" if here else f"{self._assignment.refusal(to)}; {NO_BUS}"
-                self.give_up(shard, pending, why)
             elif not (is_foreign(to) or self._assignment.knows_kind(to) or self._assignment.locate(to)):
                 self.give_up(shard, pending, self._assignment.refusal(to))
+            elif self._remote is None:
+                # It may have come to run here since it was told.
+                here = not is_foreign(to) and self._assignment.runs(to)
+                why = f"{to} {RUNS_NOW}" if here else f"{self._assignment.refusal(to)}; {NO_BUS}"
+                self.give_up(shard, pending, why)
             else:
                 carried.append(pending)
         if self._remote is not None and carried:
@@ -174,9 +197,9 @@ class Tells:
     def give_up(self, shard: int, pending: Pending, reason: str) -> None:
         """Has a shard keep that a tell to another node is given up."""
         self._put(shard, TellGivenUp(pending.sink, pending.sequence, reason))
-        self.note_given_up(pending, reason)
+        self.note_given_up(shard, pending, reason)
 
-    def note_given_up(self, pending: Pending, reason: str) -> None:
+    def note_given_up(self, shard: int, pending: Pending, reason: str) -> None:
         """Counts a tell that is given up, and logs it now and then."""
         self.counters.tells_undelivered += 1
         now_ns = self._monotonic_ns()
@@ -185,6 +208,9 @@ class Tells:
             return
         more = f" ({self._unsaid} more since the last report)" if self._unsaid else ""
         told = read_told(pending.body)
-        what = tag_of(told.message)
-        log.warning("%s told %s %s, which is in the dead letters now: %s%s", pending.agent, told.to, what, reason, more)
+        who, what = pending.agent or "this node", tag_of(told.message)
+        text = f"{who} told {told.to} {what}, which is in the dead letters now: {reason}{more}"
+        traced = self._shards[shard].state.traces.of(pending)
+        trace = "" if traced is None else traced.trace_id.hex()
+        log.say("tell-failed", text, agent=pending.agent, shard=shard, trace=trace)
         self._silent_until_ns, self._unsaid = now_ns + REPORT_EVERY_NS, 0

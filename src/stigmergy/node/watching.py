@@ -5,8 +5,8 @@
         position = heard.after                         # keep it: `after=position` goes on behind it after a restart
 
 `LogWatching` hands over what comes from logs: a log has an order, so nothing is missed, repeated or out of order, and a
-slow reader is waited for. `LocalWatching` reads the log of a node in this process, the client
-(`network/watching.py`) asks nodes elsewhere.
+slow reader is waited for. `node/history.py` reads the log of a node in this process, `network/watching.py` asks nodes
+elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from stigmergy.audit.listing import readable_time
 from stigmergy.base.errors import ConfigError, LogCut, StigmergyError
 from stigmergy.bus.cloudevents import data_of
 from stigmergy.bus.history import (
-    WAIT_S,
     LogPosition,
     Portion,
     Published,
@@ -37,8 +36,6 @@ from stigmergy.bus.history import (
     read_topics,
     write_position,
 )
-from stigmergy.node.history import HistoryReader, end_of_log
-from stigmergy.node.host import Host
 
 ANY_TOPIC = "+/+/#"
 START = "start"
@@ -80,6 +77,8 @@ class Watching(abc.ABC):
     """By node: what it did not send, because retention has dropped it."""
     unanswered: Sequence[str] = ()
     """Nodes that do not answer at present: what they have published comes when they are back."""
+    missing: Sequence[str] = ()
+    """Nodes with logs of their own, whose events are not in it: an API tells those of one log."""
 
     @abc.abstractmethod
     async def wait_ready(self) -> None:
@@ -197,36 +196,6 @@ class LogWatching(Watching):
             self.refused += 1
             return None
         return Heard(one.agent, one.topic, tag, data, readable_time(one.time_ns) if one.time_ns else "", self.after)
-
-
-class LocalWatching(LogWatching):
-    """What the agents of a node in this process publish, read from its log."""
-
-    def __init__(
-        self, host: Host, node: str, topics: str, kind: type[Event] | None, start: WatchPosition | None
-    ) -> None:
-        """Without a start: from now on."""
-        super().__init__(kind, start or WatchPosition({node: end_of_log(host)}))
-        begin = self._start
-        self._node = node
-        self._reader = HistoryReader(
-            host,
-            topics,
-            self.event_tag,
-            after=self._at.get(node),
-            since_ns=begin.since_ns,
-            latest=begin.latest,
-        )
-        self._asked = dict(self._at.get(node, {}))
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self._reader.close()
-
-    async def _fill(self) -> None:
-        portion = await self._reader.read(WAIT_S)
-        self._hold(self._node, portion, self._asked)
-        self._asked = portion.at
 
 
 def _time_ns(since: object) -> int:

@@ -12,7 +12,18 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, st
 from msgspec import Struct
 
 from stigmergy.proto.numbers import FieldNumbers, NumberedMessage
-from stigmergy.proto.shapes import NULL, TIMESTAMP, VALUE, EnumKind, Field, Form, Kind, Scalar, Shape, ShapeBook
+from stigmergy.proto.shapes import (
+    NULL,
+    TIMESTAMP,
+    VALUE,
+    EnumKind,
+    Kind,
+    Label,
+    ProtoField,
+    ProtoShape,
+    Scalar,
+    ShapeBook,
+)
 
 _Proto = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -63,13 +74,14 @@ def describe(
     return file
 
 
-def _describe_message(message: Any, shape: Shape, numbered: NumberedMessage, package: str) -> None:
-    fields = sorted(shape.fields, key=lambda field: field.number)
-    if any(field.form is Form.MEMBER for field in fields):
+def _describe_message(message: Any, shape: ProtoShape, numbered: NumberedMessage, package: str) -> None:
+    # Those of a choice come last, as in the text.
+    fields = sorted(shape.fields, key=lambda field: (field.form is Label.MEMBER, field.number))
+    if any(field.form is Label.MEMBER for field in fields):
         message.oneof_decl.add(name=shape.oneof)
     for field in fields:
         proto = message.field.add(name=field.name, number=field.number, label=_Proto.LABEL_OPTIONAL)
-        if field.form is Form.MAP:
+        if field.form is Label.MAP:
             entry = message.nested_type.add(name=_entry_name(field.name))
             entry.options.map_entry = True
             _type_of(entry.field.add(name="key", number=1, label=_Proto.LABEL_OPTIONAL), field.map_key, package)
@@ -78,13 +90,13 @@ def _describe_message(message: Any, shape: Shape, numbered: NumberedMessage, pac
             proto.type_name = f".{package}.{shape.name}.{entry.name}"
             continue
         _type_of(proto, field.kind, package)
-        if field.form is Form.MANY:
+        if field.form is Label.MANY:
             proto.label = _Proto.LABEL_REPEATED
-        elif field.form is Form.MEMBER:
+        elif field.form is Label.MEMBER:
             proto.oneof_index = 0
     # A singular field with presence is alone in a oneof that nobody sees, and those come after all others.
     for proto, field in zip(message.field, fields, strict=True):
-        if field.form is Form.ONE and not field.kind.is_message:
+        if field.form is Label.ONE and not field.kind.is_message:
             proto.proto3_optional, proto.oneof_index = True, len(message.oneof_decl)
             message.oneof_decl.add(name=f"_{field.name}")
     for number in sorted(numbered.reserved.values()):
@@ -155,7 +167,7 @@ def write_proto(
     return "\n".join(lines) + "\n"
 
 
-def _message_lines(shape: Shape, message: Any) -> Iterator[str]:
+def _message_lines(shape: ProtoShape, message: Any) -> Iterator[str]:
     for line in shape.about.splitlines():
         yield f"// {line}"
     fields = sorted(shape.fields, key=lambda field: field.number)
@@ -166,9 +178,9 @@ def _message_lines(shape: Shape, message: Any) -> Iterator[str]:
     yield f"message {shape.name} {{"
     yield from reserved
     for field in fields:
-        if field.form is not Form.MEMBER:
+        if field.form is not Label.MEMBER:
             yield f"  {_field_line(field)}"
-    members = [field for field in fields if field.form is Form.MEMBER]
+    members = [field for field in fields if field.form is Label.MEMBER]
     if members:
         yield f"  oneof {shape.oneof} {{"
         yield from (f"    {_field_line(field)}" for field in members)
@@ -176,8 +188,8 @@ def _message_lines(shape: Shape, message: Any) -> Iterator[str]:
     yield "}"
 
 
-def _field_line(field: Field) -> str:
-    bare = field.form is Form.MEMBER or (field.form is Form.ONE and field.kind.is_message)
+def _field_line(field: ProtoField) -> str:
+    bare = field.form is Label.MEMBER or (field.form is Label.ONE and field.kind.is_message)
     kind = field.kind.type_name if bare else field.type_name
     notes = [field.about, "required" if field.required else ""]
     note = "; ".join(one for one in notes if one)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError
-from stigmergy.proto.shapes import Shape, ShapeBook
+from stigmergy.proto.shapes import ProtoShape, ShapeBook
 
 FORMAT = 1
 NUMBER_MAX = 2**29 - 1
@@ -112,7 +112,7 @@ def settle(book: ShapeBook, fleet: str, kept: FieldNumbers | None, reserve: Coll
     return found
 
 
-def _settle_message(shape: Shape, known: dict[str, NumberedMessage], unused: dict[str, None]) -> None:
+def _settle_message(shape: ProtoShape, known: dict[str, NumberedMessage], unused: dict[str, None]) -> None:
     is_new = shape.name not in known
     numbered = known.setdefault(shape.name, NumberedMessage())
     _retire(shape.name, numbered, [field.name for field in shape.fields], unused)

@@ -1,7 +1,7 @@
 """The gRPC service of a fleet: its methods, their messages, and in these the fleet's own commands, events and states.
 
 The messages of the service have their numbers here, 1 to 15; the fleet's types follow from 16 on, with those of
-`numbers`. What a client has no type for it may say as JSON, and gets as JSON: an event of the framework, an event of a
+`numbers`. What a client has no type for it may say as JSON, and gets as JSON: a message of the framework, an event of a
 newer version, the state of an agent that it knows only by its address. The Python client speaks JSON only, and needs
 nothing but the name of the fleet.
 """
@@ -9,7 +9,7 @@ nothing but the name of the fleet.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ from stigmergy.proto.shapes import (
     BOOL,
     FLOAT,
     TEXT,
-    Field,
-    Form,
     Kind,
+    Label,
+    ProtoField,
+    ProtoShape,
     Scalar,
-    Shape,
     ShapeBook,
     Style,
     Timestamp,
@@ -36,6 +36,8 @@ from stigmergy.proto.shapes import (
 
 SERVICE = "Fleet"
 FIRST_NUMBER = 16
+OURS = "stigmergy."
+"""So begin the names of the framework's own messages."""
 UINT32, UINT64 = Scalar("uint32", int), Scalar("uint64", int)
 METHODS = (
     Method("Send", "SendRequest", "SendReply", "Gives an agent a command, and waits for its durable answer."),
@@ -50,24 +52,26 @@ The gRPC service of the fleet {fleet!r}, made by `stigmergy proto`. Do not edit:
 The field numbers are kept in {numbers}, which belongs into version control."""
 
 
-def service_shapes() -> dict[str, Shape]:
+def service_shapes() -> dict[str, ProtoShape]:
     """The messages of the service, without the types of any fleet."""
     json = _plain("Json", "A message by its name or tag, with its fields as a JSON object.", name=TEXT, fields=TEXT)
     about = "The same command_id again gets the same answer and does nothing."
     send = _choosing("SendRequest", "command", about, agent=TEXT, command_id=TEXT, _json=json)
+    about = "Accepted; a refusal is FAILED_PRECONDITION. Give `after` to a view."
+    sent = _plain("SendReply", about, position=UINT64, after=TEXT)
     observe = _choosing("ObserveRequest", "event", agent=TEXT, _json=json)
     about = "`known`: it had an input. `stopped`: why it is stopped."
     where = {"shard": UINT32, "position": UINT64}
     agent: dict[str, Kind] = {"agent": TEXT, "known": BOOL, **where, "time": Timestamp(), "stopped": TEXT}
     state = _choosing("GetAgentReply", "state", about, **agent, _json=TEXT)
-    about = "`after` goes on behind it. A reply without an agent has no event."
+    about = "`after` goes on behind it. A reply without an agent has no event; `missing`: nodes with logs of their own."
     event: dict[str, Kind] = {"after": TEXT, "agent": TEXT, "type": TEXT, "time": Timestamp(), **where, "index": UINT32}
-    watched = _choosing("WatchReply", "event", about, **event, _json=json)
+    watched = _choosing("WatchReply", "event", about, **event, _json=json, missing=[TEXT])
     row = _choosing("ViewRow", "row", _json=TEXT)
     made = (
         json,
         send,
-        _plain("SendReply", "Accepted; a refusal is FAILED_PRECONDITION.", position=UINT64),
+        sent,
         observe,
         _plain("ObserveReply", "It is kept as its type promises."),
         _plain(
@@ -85,25 +89,27 @@ def service_shapes() -> dict[str, Shape]:
         ),
         _plain(
             "ListAgentsReply",
-            "`next` is the next cursor. `missing`: shards without an answer.",
+            "`next` is the next cursor. `missing`: shards and nodes without an answer.",
             agents=[state],
             next=TEXT,
             missing=[TEXT],
         ),
         _plain(
             "WatchRequest",
-            "Begins now, behind the `after` of an earlier reply, or at a time.",
+            "Begins now, behind the `after` of an earlier reply, or at a time. `area`: its least and largest corner.",
             kinds=[TEXT],
             types=[TEXT],
             agents=[TEXT],
             after=TEXT,
             since=Timestamp(),
             as_json=BOOL,
+            of_node=TEXT,
+            area=[FLOAT],
         ),
         watched,
         _plain(
             "QueryViewRequest",
-            "`after` has positions to wait for, such as Drone/D-17:41.",
+            "`after` has positions to wait for: that of a SendReply, or Drone/D-17:41.",
             view=TEXT,
             where=[TEXT],
             order=[TEXT],
@@ -112,24 +118,31 @@ def service_shapes() -> dict[str, Shape]:
             after=[TEXT],
             within_s=FLOAT,
             as_json=BOOL,
+            of_node=TEXT,
         ),
         row,
-        _plain("QueryViewReply", "`next` is the next cursor.", rows=[row], next=TEXT),
+        _plain(
+            "QueryViewReply",
+            "`next` is the next cursor. `missing`: nodes with logs of their own.",
+            rows=[row],
+            next=TEXT,
+            missing=[TEXT],
+        ),
     )
     return {shape.name: shape for shape in made}
 
 
-def _plain(name: str, about: str, /, **fields: Kind | Sequence[Kind]) -> Shape:
+def _plain(name: str, about: str, /, **fields: Kind | Sequence[Kind]) -> ProtoShape:
     """A message whose fields have the numbers from 1 on, in order; a list is repeated, `_name` is one of several."""
-    shape = Shape(name, Style.STRUCT, about)
+    shape = ProtoShape(name, Style.STRUCT, about)
     for number, (called, kind) in enumerate(fields.items(), start=1):
-        form = Form.MEMBER if called.startswith("_") else Form.PLAIN if isinstance(kind, Kind) else Form.MANY
+        form = Label.MEMBER if called.startswith("_") else Label.PLAIN if isinstance(kind, Kind) else Label.MANY
         one = kind if isinstance(kind, Kind) else kind[0]
-        shape.fields.append(Field(name=called.lstrip("_"), kind=one, form=form, number=number))
+        shape.fields.append(ProtoField(name=called.lstrip("_"), kind=one, form=form, number=number))
     return shape
 
 
-def _choosing(name: str, oneof: str, about: str = "", /, **fields: Kind | Sequence[Kind]) -> Shape:
+def _choosing(name: str, oneof: str, about: str = "", /, **fields: Kind | Sequence[Kind]) -> ProtoShape:
     """A message that has one of the fleet's types."""
     shape = _plain(name, about, **fields)
     shape.first_number, shape.oneof = FIRST_NUMBER, oneof
@@ -160,27 +173,27 @@ class FleetProto:
         self.events = self._members("ObserveRequest", events)
         self.watched = dict(self._members("WatchReply", events).values())
         """The fields of WatchReply by the tags of their events."""
-        self.states: dict[str, Field] = {}
+        self.states: dict[str, ProtoField] = {}
         """The fields of GetAgentReply by kind."""
         for plan in plans:
             self.states[plan.kind] = self._read_only("GetAgentReply", plan.kind, plan.cls, f"{plan.kind}State")
-        self.rows: dict[str, Field] = {}
+        self.rows: dict[str, ProtoField] = {}
         """The fields of ViewRow by view."""
         for view in fleet.views:
             self.rows[view.__name__] = self._read_only("ViewRow", view.__name__, view, f"{view.__name__}Row")
         self.numbers = settle(self.book, fleet.name, kept, reserve)
 
-    def _read_only(self, owner: str, called: str, cls: type, name: str) -> Field:
-        field = Field(name=snake(called), kind=self.book.state(cls, name), form=Form.MEMBER)
+    def _read_only(self, owner: str, called: str, cls: type, name: str) -> ProtoField:
+        field = ProtoField(name=snake(called), kind=self.book.state(cls, name), form=Label.MEMBER)
         self.book.shapes[owner].fields.append(field)
         return field
 
-    def _members(self, owner: str, messages: Sequence[type[Message]]) -> dict[str, tuple[str, Field]]:
-        found: dict[str, tuple[str, Field]] = {}
+    def _members(self, owner: str, messages: Sequence[type[Message]]) -> dict[str, tuple[str, ProtoField]]:
+        found: dict[str, tuple[str, ProtoField]] = {}
         for message in messages:
             spec = spec_of(message)
             shape = self.book.message(message, spec.name if spec.version == 1 else f"{spec.name}V{spec.version}")
-            field = Field(name=snake(shape.name), kind=shape, form=Form.MEMBER)
+            field = ProtoField(name=snake(shape.name), kind=shape, form=Label.MEMBER)
             found[field.name] = (spec.tag, field)
             self.book.shapes[owner].fields.append(field)
         return found
@@ -202,13 +215,14 @@ def numbers_path(folder: Path, fleet: str) -> Path:
 
 def open_service(fleet: Declaration, path: Path) -> FleetProto:
     """The service with the numbers in this file. Raises ConfigError where it lacks some: a server must not invent any,
-    for the next one would invent others."""
+    for the next one would invent others. Those of the service's own fields are in this module."""
     kept = read_numbers(path, fleet.name)
     made = f"run stigmergy proto for this fleet, and commit {path.name}"
     if kept is None:
         raise ConfigError(f"there are no field numbers at {str(path)!a}; {made}")
     service = FleetProto(fleet, kept)
-    if changes := describe_changes(kept, service.numbers):
+    ours = {f"{shape.name}.{field.name}" for shape in service_shapes().values() for field in shape.fields}
+    if changes := [one for one in describe_changes(kept, service.numbers) if one.partition(":")[0] not in ours]:
         raise ConfigError(f"{path.name} is older than the classes of the fleet ({changes[0]}); {made}")
     return service
 
@@ -222,5 +236,6 @@ def plain_service(fleet: str) -> tuple[str, dict[str, Any]]:
     return package, message_classes(describe(book, numbers, package, SERVICE, METHODS))[1]
 
 
-def _distinct(messages: Any) -> list[type[Message]]:
-    return list(dict.fromkeys(messages))
+def _distinct(messages: Iterable[type[Message]]) -> list[type[Message]]:
+    """Each once, without ours: those go and come as JSON."""
+    return [message for message in dict.fromkeys(messages) if not spec_of(message).name.startswith(OURS)]

@@ -196,7 +196,7 @@ class EnumKind(Kind):
         raise Malformed(f"{path}: {found} is no {self.type_name}; it has {', '.join(self.values)}")
 
 
-class Form(enum.Enum):
+class Label(enum.Enum):
     """How often a field may be there."""
 
     PLAIN = ""
@@ -207,12 +207,12 @@ class Form(enum.Enum):
     MEMBER = "oneof "
 
 
-class Field(Struct, kw_only=True):
+class ProtoField(Struct, kw_only=True):
     """A field of a message."""
 
     name: str
     kind: Kind
-    form: Form = Form.ONE
+    form: Label = Label.ONE
     key: str = ""
     """In the values of the control protocol."""
     map_key: Scalar = TEXT
@@ -230,7 +230,7 @@ class Field(Struct, kw_only=True):
     @property
     def type_name(self) -> str:
         """As it is written in a .proto file."""
-        if self.form is Form.MAP:
+        if self.form is Label.MAP:
             return f"map<{self.map_key.type_name}, {self.kind.type_name}>"
         return f"{self.form.value}{self.kind.type_name}"
 
@@ -238,14 +238,14 @@ class Field(Struct, kw_only=True):
         """Sets this field of a message."""
         try:
             match self.form:
-                case Form.MANY:
+                case Label.MANY:
                     found = getattr(message, self.name)
                     for one in value:
                         if self.kind.is_message:
                             self.kind.fill(found.add(), one)
                         else:
                             found.append(self.kind.put(one))
-                case Form.MAP:
+                case Label.MAP:
                     found = getattr(message, self.name)
                     for key, one in value.items():
                         if self.kind.is_message:
@@ -269,9 +269,9 @@ class Field(Struct, kw_only=True):
         """The value of this field of a message, which is there."""
         found, path = getattr(message, self.name), f"{path}.{self.name}" if path else self.name
         match self.form:
-            case Form.MANY:
+            case Label.MANY:
                 return [self.kind.take(one, f"{path}[{index}]") for index, one in enumerate(found)]
-            case Form.MAP:
+            case Label.MAP:
                 return {key: self.kind.take(one, f"{path}[{key!r}]") for key, one in found.items()}
             case _:
                 return self.kind.take(found, path)
@@ -287,7 +287,7 @@ class Style(enum.Enum):
     """The one value in it."""
 
 
-class Shape(Kind):
+class ProtoShape(Kind):
     """A message: its fields in the order of the class."""
 
     is_message = True
@@ -297,7 +297,7 @@ class Shape(Kind):
         self.style = style
         self.about = about
         self.tag = tag
-        self.fields: list[Field] = []
+        self.fields: list[ProtoField] = []
         self.is_read_only = False
         """Only sent to clients: what they must give is no matter."""
         self.first_number = 1
@@ -341,7 +341,7 @@ class Shape(Kind):
     def _take_struct(self, found: Any, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {} if self.tag is None else dict((self.tag,))
         for field in self.fields:
-            if field.form in (Form.MANY, Form.MAP) or found.HasField(field.name):
+            if field.form in (Label.MANY, Label.MAP) or found.HasField(field.name):
                 values[field.key] = field.take_from(found, path)
             elif field.nothing:
                 values[field.key] = None
@@ -349,21 +349,21 @@ class Shape(Kind):
                 self._check_there(found, field, path)
         return values
 
-    def _check_there(self, found: Any, field: Field, path: str) -> None:
-        if field.form is Form.ONE and not found.HasField(field.name):
+    def _check_there(self, found: Any, field: ProtoField, path: str) -> None:
+        if field.form is Label.ONE and not found.HasField(field.name):
             at = f"{path}.{field.name}" if path else field.name
-            raise Malformed(f"{at} is missing; it is {field.type_name.removeprefix(Form.ONE.value)}")
+            raise Malformed(f"{at} is missing; it is {field.type_name.removeprefix(Label.ONE.value)}")
 
 
 def _says_none(kind: Kind) -> bool:
-    return isinstance(kind, Shape) and any(isinstance(field.kind, Nothing) for field in kind.fields)
+    return isinstance(kind, ProtoShape) and any(isinstance(field.kind, Nothing) for field in kind.fields)
 
 
-def _member(shape: Shape, value: Any) -> Field:
+def _member(shape: ProtoShape, value: Any) -> ProtoField:
     """The member of a union that a value is of. msgspec lets a union have one type for each of JSON's at most."""
     if isinstance(value, dict):
         for field in shape.fields:
-            if field.tag and isinstance(field.kind, Shape) and field.kind.tag is not None:
+            if field.tag and isinstance(field.kind, ProtoShape) and field.kind.tag is not None:
                 key, tag = field.kind.tag
                 if value.get(key) == tag:
                     return field
@@ -394,19 +394,19 @@ class ShapeBook:
     """All messages and enumerations of one .proto file, by name. A class has one message, wherever it is used."""
 
     def __init__(self) -> None:
-        self.shapes: dict[str, Shape] = {}
+        self.shapes: dict[str, ProtoShape] = {}
         self.enums: dict[str, EnumKind] = {}
         self._of: dict[Any, Kind] = {}
         self._read_only = False
 
-    def add(self, shape: Shape) -> Shape:
+    def add(self, shape: ProtoShape) -> ProtoShape:
         """Takes a message in. Raises DefinitionError if its name is taken."""
         self._check_name(shape.name)
         self.shapes[shape.name] = shape
         shape.is_read_only = self._read_only
         return shape
 
-    def message(self, cls: type, name: str) -> Shape:
+    def message(self, cls: type, name: str) -> ProtoShape:
         """The message for a command or an event. Raises DefinitionError for what has no mapping."""
         shape = self._of.get(cls)
         if shape is None:
@@ -414,10 +414,10 @@ class ShapeBook:
                 shape = self._struct(types.type_info(cls), name, cls)
             except Unmapped as error:
                 raise DefinitionError(str(error.under(name))) from None
-        assert isinstance(shape, Shape)
+        assert isinstance(shape, ProtoShape)
         return shape
 
-    def state(self, cls: type, name: str) -> Shape:
+    def state(self, cls: type, name: str) -> ProtoShape:
         """The message for a state or a row; what has no mapping is a Value there."""
         self._read_only = True
         try:
@@ -431,13 +431,13 @@ class ShapeBook:
         if name in self.shapes or name in self.enums:
             raise DefinitionError(f"two types of this fleet are called {name} in protobuf; rename one of the classes")
 
-    def _struct(self, info: Any, name: str, cls: Any) -> Shape:
+    def _struct(self, info: Any, name: str, cls: Any) -> ProtoShape:
         positional = isinstance(info, types.NamedTupleType) or getattr(info, "array_like", False)
         tagged = isinstance(info, types.StructType) and info.tag is not None
         style = Style.TUPLE if positional else Style.STRUCT
         if positional and tagged:
             raise Unmapped(f"{name} has array_like=True and a tag, and no mapping to protobuf; leave one of both out")
-        shape = Shape(name, style, tag=(info.tag_field, info.tag) if tagged else None)
+        shape = ProtoShape(name, style, tag=(info.tag_field, info.tag) if tagged else None)
         self.add(shape)
         self._of[cls] = shape
         for field in info.fields:
@@ -448,11 +448,11 @@ class ShapeBook:
             except Unmapped as error:
                 if not self._read_only:
                     raise error.under(field.name) from None
-                shape.fields.append(Field(name=_checked_name(field.name), key=field.encode_name, kind=AnyValue()))
+                shape.fields.append(ProtoField(name=_checked_name(field.name), key=field.encode_name, kind=AnyValue()))
         _check_distinct(shape)
         return shape
 
-    def _field(self, owner: str, field: types.Field, *, positional: bool) -> Field:
+    def _field(self, owner: str, field: types.Field, *, positional: bool) -> ProtoField:
         name = _checked_name(field.name)
         base = f"{owner}{_camel(field.name)}"
         members = list(_members(field.type))
@@ -465,20 +465,20 @@ class ShapeBook:
         else:
             nothing = False
         made = self._value(members, base)
-        if isinstance(made, Field) and made.form is not Form.ONE:
+        if isinstance(made, ProtoField) and made.form is not Label.ONE:
             # Absent is empty: so it must be where the class says so, and where it may not be None.
             empty = field.required or (isinstance(default, _EMPTY) and not default)
             if positional or optional or not empty:
-                made = Field(name="", kind=self._box(base, made))
-        kind = made.kind if isinstance(made, Field) else made
-        form = made.form if isinstance(made, Field) else Form.ONE
-        map_key = made.map_key if isinstance(made, Field) else TEXT
-        required = form is Form.ONE and not self._read_only and (positional or (field.required and not nothing))
-        return Field(
+                made = ProtoField(name="", kind=self._box(base, made))
+        kind = made.kind if isinstance(made, ProtoField) else made
+        form = made.form if isinstance(made, ProtoField) else Label.ONE
+        map_key = made.map_key if isinstance(made, ProtoField) else TEXT
+        required = form is Label.ONE and not self._read_only and (positional or (field.required and not nothing))
+        return ProtoField(
             name=name, key=field.encode_name, kind=kind, form=form, map_key=map_key, required=required, nothing=nothing
         )
 
-    def _value(self, members: Sequence[types.Type], name: str) -> Kind | Field:
+    def _value(self, members: Sequence[types.Type], name: str) -> Kind | ProtoField:
         """A kind, or the field of a list or map."""
         if len(members) != 1:
             return self._union(members, name)
@@ -487,12 +487,14 @@ class ShapeBook:
             case types.Metadata():
                 return self._value(_members(info.type), name)
             case types.ListType() | types.VarTupleType() | types.SetType() | types.FrozenSetType():
-                return Field(name="", kind=self._item(info.item_type, f"{name}Item"), form=Form.MANY)
+                return ProtoField(name="", kind=self._item(info.item_type, f"{name}Item"), form=Label.MANY)
             case types.TupleType() if info.item_types and all(one == info.item_types[0] for one in info.item_types):
-                return Field(name="", kind=self._item(info.item_types[0], f"{name}Item"), form=Form.MANY)
+                return ProtoField(name="", kind=self._item(info.item_types[0], f"{name}Item"), form=Label.MANY)
             case types.DictType():
                 key = self._key(info.key_type)
-                return Field(name="", kind=self._item(info.value_type, f"{name}Value"), form=Form.MAP, map_key=key)
+                return ProtoField(
+                    name="", kind=self._item(info.value_type, f"{name}Value"), form=Label.MAP, map_key=key
+                )
             case _:
                 return self._kind(info, name)
 
@@ -513,10 +515,10 @@ class ShapeBook:
             case types.LiteralType():
                 return _literal(info)
             case types.TupleType():
-                shape = self.add(Shape(name, Style.TUPLE))
+                shape = self.add(ProtoShape(name, Style.TUPLE))
                 for index, item in enumerate(info.item_types, start=1):
                     kind = self._item(item, f"{name}Item{index}")
-                    shape.fields.append(Field(name=f"item_{index}", kind=kind, required=True))
+                    shape.fields.append(ProtoField(name=f"item_{index}", kind=kind, required=True))
                 return shape
             case types.StructType() | types.DataclassType() | types.NamedTupleType() | types.TypedDictType():
                 return self._known(info)
@@ -539,30 +541,30 @@ class ShapeBook:
     def _item(self, info: types.Type, name: str) -> Kind:
         """What is in a list or map: there nothing can be absent, and no list be in a list."""
         made = self._value(_members(info), name)
-        return self._box(name, made) if isinstance(made, Field) else made
+        return self._box(name, made) if isinstance(made, ProtoField) else made
 
-    def _box(self, name: str, inside: Field) -> Shape:
-        shape = self.add(Shape(name, Style.BOX))
+    def _box(self, name: str, inside: ProtoField) -> ProtoShape:
+        shape = self.add(ProtoShape(name, Style.BOX))
         shape.fields.append(
-            Field(name="values", key="values", kind=inside.kind, form=inside.form, map_key=inside.map_key)
+            ProtoField(name="values", key="values", kind=inside.kind, form=inside.form, map_key=inside.map_key)
         )
         return shape
 
-    def _union(self, members: Sequence[types.Type], name: str) -> Shape:
-        shape = self.add(Shape(name, Style.UNION))
+    def _union(self, members: Sequence[types.Type], name: str) -> ProtoShape:
+        shape = self.add(ProtoShape(name, Style.UNION))
         for info in members:
             if isinstance(info, types.NoneType):
-                shape.fields.append(Field(name=NULL_NAME, kind=Nothing(), form=Form.MEMBER, json="null"))
+                shape.fields.append(ProtoField(name=NULL_NAME, kind=Nothing(), form=Label.MEMBER, json="null"))
                 continue
             made = self._value(_members(info), f"{name}{_named(info)}")
-            kind = self._box(f"{name}{_named(info)}", made) if isinstance(made, Field) else made
+            kind = self._box(f"{name}{_named(info)}", made) if isinstance(made, ProtoField) else made
             tagged = isinstance(info, types.StructType) and info.tag is not None
-            called = kind.type_name if isinstance(kind, Shape) and kind.style is Style.STRUCT else _named(info)
+            called = kind.type_name if isinstance(kind, ProtoShape) and kind.style is Style.STRUCT else _named(info)
             shape.fields.append(
-                Field(
+                ProtoField(
                     name=snake(called),
                     kind=kind,
-                    form=Form.MEMBER,
+                    form=Label.MEMBER,
                     tag=str(getattr(info, "tag", "")) if tagged else "",
                     json="" if tagged else _json_of(info),
                 )
@@ -647,9 +649,9 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _check_distinct(shape: Shape) -> None:
+def _check_distinct(shape: ProtoShape) -> None:
     """Protobuf's JSON has one name for `a_b` and `aB`, and protoc refuses both in one message."""
-    seen = {shape.oneof: shape.oneof} if any(field.form is Form.MEMBER for field in shape.fields) else {}
+    seen = {shape.oneof: shape.oneof} if any(field.form is Label.MEMBER for field in shape.fields) else {}
     for field in shape.fields:
         json_name = field.name.replace("_", "").lower()
         if json_name in seen:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec import Struct
 
 from stigmergy.base.errors import StigmergyError
-from stigmergy.serve.tokens import ANONYMOUS, Caller, Tokens
+from stigmergy.serve.tokens import ANONYMOUS, Caller, Tokens, how_to_create
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 RATE_PER_S = 5_000.0
@@ -86,17 +87,20 @@ class AccessGate:
         if not self.tokens.is_there:
             self._check_host(headers)
             if given:
-                raise DeniedRequest(
-                    401, "this server has no tokens; make one with stigmergy token create, or give none"
-                )
+                raise DeniedRequest(401, f"this server has no tokens: give none, or make one{self._how_for(address)}")
             return Caller(address, ANONYMOUS)
         kind, _, text = given.partition(" ")
         token = self.tokens.find(text.strip(), self.wall_s()) if kind.lower() == "bearer" else None
         if token is None:
             raise DeniedRequest(
-                401, "give a valid token: Authorization: Bearer TOKEN; stigmergy token create makes one"
+                401, f"give a valid token: Authorization: Bearer TOKEN; make one{self._how_for(address)}"
             )
         return Caller(token.name, token.scopes, token)
+
+    def _how_for(self, address: str) -> str:
+        """The command that makes a token for this server. Callers elsewhere do not learn where its files are."""
+        known = self.tokens.path.absolute() if is_loopback(address) else Path("FILE")
+        return f" with {how_to_create(known)}"
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
@@ -145,8 +149,8 @@ def check_listening(host: str, tokens: Tokens, now_s: float, *, tls: bool, insec
         return ""
     if not any(token.is_valid(now_s) for token in tokens.all()):
         return (
-            f"{host} is reached by others, and there is no valid token in {tokens.path}: make one with stigmergy token "
-            "create, or listen on 127.0.0.1, or give --insecure to let everybody in"
+            f"{host} is reached by others, and there is no valid token in {tokens.path}: make one with "
+            f"{how_to_create(tokens.path)}, or listen on 127.0.0.1, or give --insecure to let everybody in"
         )
     if not tls:
         return (

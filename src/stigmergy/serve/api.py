@@ -8,25 +8,29 @@ Nothing of a fleet's state is kept here.
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
+from stigmergy.agents.assignment import within_fleet
 from stigmergy.agents.messages import Command, Event, Message
 from stigmergy.agents.plans import AgentPlan
-from stigmergy.agents.text import find_message
+from stigmergy.agents.text import fields_of, find_message
 from stigmergy.agents.view import plan_of
-from stigmergy.audit.history import read_moment
+from stigmergy.audit.history import read_at
 from stigmergy.audit.listing import ENTRIES_MAX
 from stigmergy.base.clock import Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.base.errors import ConfigError, StigmergyError, UnknownKind, error_named
+from stigmergy.base.errors import ConfigError, ReadOnlyLog, StigmergyError, error_named
 from stigmergy.control import protocol
+from stigmergy.control.protocol import TRACE_HEADERS
 from stigmergy.control.replies import MissingPart, ObservedOutcome, ViewsReply
+from stigmergy.diagnostics.logger import Log
 from stigmergy.node.declaration import Declaration
 from stigmergy.serve.access import AccessGate, DeniedRequest
 from stigmergy.serve.asker import Asker
@@ -43,8 +47,10 @@ from stigmergy.serve.http import (
     problem_answer,
 )
 from stigmergy.serve.http import Message as AsgiMessage
+from stigmergy.serve.metrics import RequestMeasures
 from stigmergy.serve.problems import FieldProblem, HttpProblem, RefusedCommand, WrongFields, problem_of
-from stigmergy.shard.homes import is_address
+from stigmergy.shard.homes import plan_at
+from stigmergy.shard.tracing import read_context
 
 R = TypeVar("R")
 COMMAND_ID_CHARS_MAX = 200
@@ -52,12 +58,10 @@ BATCH_COUNT_MAX = 1_000
 """Observations in one request."""
 PAGE_COUNT_MAX = 1_000
 """Entries of a log on one page."""
-VIEW_PARAMETERS = ("where", "order", "limit", "cursor", "after", "within_s")
-VIEW_WITHIN_S_MAX = 30
-"""So long a view is waited for until it has seen a position."""
+VIEW_PARAMETERS = ("where", "order", "limit", "cursor", "after", "within_s", "of_node")
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
-log = logging.getLogger("stigmergy.serve")
+log = Log("serve")
 
 
 class AcceptedCommand(Struct, frozen=True):
@@ -100,9 +104,10 @@ class EntriesPage(Struct, frozen=True):
 
 
 class Letters(Struct, frozen=True):
-    """Inputs that failed, oldest first."""
+    """Inputs that failed, oldest first; `missing` are nodes and shards whose letters are not in it."""
 
     letters: list[Any]
+    missing: list[MissingPart] = []
 
 
 class Readiness(Struct, frozen=True, omit_defaults=True):
@@ -116,13 +121,22 @@ class Api:
     """The ASGI application."""
 
     def __init__(
-        self, fleet: Declaration, asker: Asker, gate: AccessGate, entropy: Entropy, routes: Sequence[HttpRoute] = ()
+        self,
+        fleet: Declaration,
+        asker: Asker,
+        gate: AccessGate,
+        entropy: Entropy,
+        routes: Sequence[HttpRoute] = (),
+        past: asyncio.Lock | None = None,
     ) -> None:
-        """`routes` are further ones: those of streams and of pages."""
+        """`routes` are further ones: those of streams and of pages. `past` is held by whoever looks back: a node does
+        that for one at a time, and the page asks for an agent and the map at once."""
         self.fleet = fleet
         self.asker = asker
         self.gate = gate
         self._entropy = entropy
+        self._past = past or asyncio.Lock()
+        self.requests = RequestMeasures()
         self.routes = HttpRoutes(
             [
                 HttpRoute("GET", "/healthz", self._health, "", "This server runs"),
@@ -144,6 +158,7 @@ class Api:
                 ),
                 HttpRoute("POST", "/v1/letters/{letter}/drop", self._drop, "operate", "Give an input up"),
                 HttpRoute("POST", "/v1/stopped/{kind}/{name}/resume", self._resume, "operate", "Let an agent go on"),
+                HttpRoute("POST", "/v1/profile", self._profile, "operate", is_described=False),
                 *routes,
             ]
         )
@@ -151,6 +166,7 @@ class Api:
     async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
         call = HttpCall(scope, receive, send)
         call.extra_headers = self._cors(call)
+        began_ns = self.requests.now_ns()
         try:
             answer = await self._answer(call)
         except StigmergyError as error:
@@ -158,10 +174,13 @@ class Api:
             if isinstance(error, DeniedRequest) and error.allow:
                 call.extra_headers.append((b"allow", error.allow.encode()))
         except Exception as error:
-            log.exception("a request failed: %s %s", call.method, "/".join(call.segments)[:200])
+            text = f"a request failed: {call.method} {'/'.join(call.segments)[:200]}"
+            trace = read_context(*_trace_of(call))
+            log.say("request-failed", text, error=error, trace="" if trace is None else trace.trace_id.hex())
             answer = problem_answer(problem_of(error))
         if answer is not None:
             await call.reply(answer)
+            self.requests.count(answer.status, began_ns)
 
     async def _answer(self, call: HttpCall) -> HttpAnswer | None:
         if call.method == "OPTIONS":
@@ -177,7 +196,7 @@ class Api:
         """What a browser asks before a page of another origin may send a command."""
         if self.gate.allowed_origin(call.headers) is None:
             raise DeniedRequest(403, "no page of another origin may ask here; --cors ORIGIN allows one")
-        allowed = b"authorization, content-type, idempotency-key, last-event-id"
+        allowed = b"authorization, content-type, idempotency-key, last-event-id, traceparent, tracestate"
         headers = ((b"access-control-allow-methods", b"GET, POST"), (b"access-control-allow-headers", allowed))
         return HttpAnswer(b"", 204, headers=headers)
 
@@ -191,11 +210,9 @@ class Api:
         address, plan = self._agent(call)
         message = find_message(plan, Command, call.parameters["command"])
         fields = read_fields(await call.body(), message)
-        given = call.header(b"idempotency-key")
-        command_id = self._fresh_id() if given is None else given
-        if not 0 < len(command_id) <= COMMAND_ID_CHARS_MAX or not command_id.isprintable():
-            raise DeniedRequest(400, f"an Idempotency-Key has 1 to {COMMAND_ID_CHARS_MAX} printable characters")
+        command_id = self._command_id(call)
         request = protocol.SendRequest(agent=address, command=message.__name__, fields=fields, command_id=command_id)
+        request.traceparent, request.tracestate = _trace_of(call)
         try:
             reply = await self.asker.ask(request)
             if not reply.accepted:
@@ -203,7 +220,7 @@ class Api:
         except StigmergyError as error:
             return problem_answer(problem_of(error, command_id))
         position = reply.position or 0
-        after = f"{self.fleet.homes.of(address)}:{position}"
+        after = reply.after or f"{self.fleet.homes.of(address)}:{position}"  # a node of an earlier version names no log
         return json_answer(AcceptedCommand(address, message.__name__, command_id, position, after))
 
     async def _observe(self, call: HttpCall) -> HttpAnswer:
@@ -213,7 +230,7 @@ class Api:
         except msgspec.DecodeError as error:
             raise WrongFields([_field_problem(error)]) from None
         if isinstance(given, Observation):
-            await self._take(given)
+            await self._take(given, _trace_of(call))
             return json_answer(Observed(True))
         if len(given) > BATCH_COUNT_MAX:
             raise DeniedRequest(
@@ -236,36 +253,48 @@ class Api:
     def _check(self, given: Observation) -> None:
         check_fields(given.fields, find_message(self._plan_at(given.agent), Event, given.event), "/fields")
 
-    async def _take(self, given: Observation) -> None:
+    async def _take(self, given: Observation, trace: tuple[str, str]) -> None:
         self._check(given)
-        await self.asker.ask(protocol.ObserveRequest(agent=given.agent, event=given.event, fields=given.fields))
+        request = protocol.ObserveRequest(agent=given.agent, event=given.event, fields=given.fields)
+        request.traceparent, request.tracestate = trace
+        await self.asker.ask(request)
 
     # ------------------------------------------------------------------ questions
 
     async def _agents(self, call: HttpCall) -> HttpAnswer:
-        query = call.query(("kind", "where", "limit", "cursor"))
+        query = call.query(("kind", "where", "limit", "cursor", "at"))
+        at = one_of(query, "at")
         request = protocol.AgentsRequest(
             kind=one_of(query, "kind"),
             where=[text for text in query.get("where", []) if text],
             limit=number_of(query, "limit", 100),
             after=one_of(query, "cursor") or "",
+            at=at,
         )
-        return json_answer(await self.asker.ask(request))
+        if at is None:
+            return json_answer(await self.asker.ask(request))
+        read_at(at)
+        async with self._past:
+            return json_answer(await self._find(request, 404))
 
     async def _state(self, call: HttpCall) -> HttpAnswer:
         query = call.query(("at",))
         address, _ = self._agent(call)
         at = one_of(query, "at")
-        if at is not None:
-            read_moment(at)
-        return json_answer(await self._find(protocol.StateRequest(agent=address, at=at), 404))
+        request = protocol.StateRequest(agent=address, at=at)
+        if at is None:
+            return json_answer(await self._find(request, 404))
+        read_at(at)
+        async with self._past:
+            return json_answer(await self._find(request, 404))
 
     async def _explain(self, call: HttpCall) -> HttpAnswer:
         query = call.query(("position", "limit"))
         address, _ = self._agent(call)
         position, limit = number_of(query, "position", None), _page(number_of(query, "limit", 20))
         request = protocol.ExplainRequest(agent=address, position=position, limit=limit)
-        return json_answer(await self._find(request, 404))
+        async with self._past if position is not None else nullcontext():
+            return json_answer(await self._find(request, 404))
 
     async def _entries(self, call: HttpCall) -> HttpAnswer:
         query = call.query(("after", "limit", "type"))
@@ -289,10 +318,10 @@ class Api:
         return json_answer(EntriesPage(page, f"{last}.{count}"))
 
     async def _views(self, call: HttpCall) -> HttpAnswer:
-        call.query(())
+        query = call.query(("of_node",))
         if not self.fleet.views:
             return json_answer(ViewsReply([]))
-        return json_answer(await self.asker.ask(protocol.ViewsRequest()))
+        return json_answer(await self.asker.ask(protocol.ViewsRequest(node=one_of(query, "of_node") or "")))
 
     async def _view(self, call: HttpCall) -> HttpAnswer:
         """`zone=7` is short for `where=zone=7`; `after` is what a command was answered with."""
@@ -303,8 +332,6 @@ class Api:
         columns = [column.name for column in plan.columns if column.name not in VIEW_PARAMETERS]
         query = call.query((*VIEW_PARAMETERS, *columns))
         within_s = number_of(query, "within_s", 5)
-        if within_s > VIEW_WITHIN_S_MAX:
-            raise ConfigError(f"within_s={within_s}: give 0 to {VIEW_WITHIN_S_MAX}")
         equal = [f"{name}={value}" for name in columns for value in query.get(name, ())]
         request = protocol.ViewRequest(
             view=plan.name,
@@ -314,6 +341,7 @@ class Api:
             cursor=one_of(query, "cursor") or "",
             after=[part for text in query.get("after", ()) for part in text.split(",") if part],
             within_s=float(within_s),
+            node=one_of(query, "of_node") or "",
         )
         return json_answer(await self.asker.ask(request))
 
@@ -325,7 +353,7 @@ class Api:
         return json_answer(Readiness("up"))
 
     async def _ready(self, call: HttpCall) -> HttpAnswer:
-        found = await self.asker.ask(protocol.AgentsRequest(limit=1))
+        found = await self.asker.ask(protocol.AgentsRequest(limit=1, here=True))
         return json_answer(
             Readiness("missing" if found.missing else "ready", found.missing), 503 if found.missing else 200
         )
@@ -334,7 +362,8 @@ class Api:
 
     async def _letters(self, call: HttpCall) -> HttpAnswer:
         call.query(())
-        return json_answer(Letters(await self.asker.items(protocol.LettersRequest())))
+        missing: list[MissingPart] = []
+        return json_answer(Letters(await self.asker.items(protocol.LettersRequest(everywhere=True), missing), missing))
 
     async def _retry(self, call: HttpCall) -> HttpAnswer:
         return json_answer(await self._find(protocol.RetryRequest(letter=call.parameters["letter"]), 404))
@@ -346,28 +375,43 @@ class Api:
         address, _ = self._agent(call)
         return json_answer(await self._find(protocol.ResumeRequest(agent=address, by=call.caller.name), 409))
 
+    async def _profile(self, call: HttpCall) -> HttpAnswer:
+        query = call.query(("seconds", "worker"))
+        seconds, worker = float(number_of(query, "seconds", 10)), one_of(query, "worker") or ""
+        return json_answer(await self.asker.ask(protocol.ProfileRequest(seconds=seconds, worker=worker)))
+
     # ------------------------------------------------------------------ addresses and ids
 
     async def _find(self, request: protocol.Request[R], missing: int) -> R:
         """Asks for something that may not be there: a position, a dead letter, an agent that is stopped."""
         try:
             return await self.asker.ask(request)
+        except ReadOnlyLog:
+            raise
         except ConfigError as error:
             raise DeniedRequest(missing, str(error)) from None
 
     def _agent(self, call: HttpCall) -> tuple[str, AgentPlan]:
-        address = f"{call.parameters['kind']}/{call.parameters['name']}"
+        # `yard%2FCart/c01` is the spelling of other fleets.
+        address = within_fleet(f"{call.parameters['kind']}/{call.parameters['name']}", self.fleet.name)
         return address, self._plan_at(address)
 
     def _plan_at(self, address: str) -> AgentPlan:
-        plan = self.fleet.plans.get(address.partition("/")[0])
-        if plan is None or not is_address(address):
-            kinds = ", ".join(self.fleet.plans)
-            raise UnknownKind(f"{address[:200]!r} is no address of an agent here: there are the kinds {kinds}")
-        return plan
+        return plan_at(self.fleet.plans, within_fleet(address, self.fleet.name))
 
-    def _fresh_id(self) -> str:
-        return new_command_id(int(self.gate.wall_s() * 1e9), self._entropy.token(RANDOM_BYTES))
+    def _command_id(self, call: HttpCall) -> str:
+        """What the caller has given, or one of our own."""
+        given = call.headers.get(b"idempotency-key")
+        if given is None:
+            return new_command_id(int(self.gate.wall_s() * 1e9), self._entropy.token(RANDOM_BYTES))
+        try:
+            command_id = given.decode()
+        except UnicodeDecodeError:
+            command_id = ""
+        if not 0 < len(command_id) <= COMMAND_ID_CHARS_MAX or not command_id.isprintable():
+            wanted = f"1 to {COMMAND_ID_CHARS_MAX} printable characters"
+            raise DeniedRequest(400, f"an Idempotency-Key has {wanted}, in ASCII or UTF-8")
+        return command_id
 
 
 def read_fields(body: bytes, message: type[Message]) -> dict[str, Any]:
@@ -380,9 +424,9 @@ def read_fields(body: bytes, message: type[Message]) -> dict[str, Any]:
     return fields
 
 
-def check_fields(fields: Mapping[str, Any], message: type[Message], where: str = "") -> None:
-    """Raises WrongFields with all that does not fit this message."""
-    known = {field.name: field for field in structs.fields(message)}
+def check_fields(fields: dict[str, Any], message: type[Message], where: str = "") -> None:
+    """Raises WrongFields with all that does not fit this message. Writes 2.0 as 2 where a whole number is wanted."""
+    known = fields_of(message)
     wrong = [FieldProblem(f"{where}/{name}", "no such field") for name in fields if name not in known]
     for field in known.values():
         if field.name not in fields:
@@ -390,11 +434,42 @@ def check_fields(fields: Mapping[str, Any], message: type[Message], where: str =
                 wrong.append(FieldProblem(f"{where}/{field.name}", "missing"))
             continue
         try:
-            msgspec.convert(fields[field.name], field.type)
+            fields[field.name] = _fitting(fields[field.name], field.type)
+            msgspec.msgpack.encode(fields[field.name])
         except msgspec.ValidationError as error:
             wrong.append(_field_problem(error, f"{where}/{field.name}"))
+        except OverflowError:
+            wrong.append(FieldProblem(f"{where}/{field.name}", "a whole number of more than 64 bits"))
     if wrong:
         raise WrongFields(wrong)
+
+
+def _fitting(value: Any, kind: Any) -> Any:
+    """The value as its type takes it: in JSON 2.0 is the same whole number as 2. Raises msgspec.ValidationError."""
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        whole = _with_whole_numbers(value)
+        try:
+            msgspec.convert(whole, kind)
+        except msgspec.ValidationError:
+            pass
+        else:
+            return whole
+        raise
+    return value
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_with_whole_numbers(item) for item in value]
+        case dict():
+            return {key: _with_whole_numbers(item) for key, item in value.items()}
+        case _:
+            return value
 
 
 def _field_problem(error: Exception, where: str = "") -> FieldProblem:
@@ -417,6 +492,12 @@ def _page(limit: int) -> int:
     if not 1 <= limit <= PAGE_COUNT_MAX:
         raise ConfigError(f"limit={limit}: give 1 to {PAGE_COUNT_MAX}")
     return limit
+
+
+def _trace_of(call: HttpCall) -> tuple[str, str]:
+    """The trace context in the headers of a request."""
+    parent, state = (call.headers.get(name.encode(), b"").decode("ascii", "replace") for name in TRACE_HEADERS)
+    return parent, state
 
 
 def _read_cursor(text: str | None) -> tuple[int, int]:

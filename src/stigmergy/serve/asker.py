@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+import os
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from stigmergy.app.cluster_client import InDoubt, Workers
+from stigmergy.app.cluster_client import ClusterServer, InDoubt, Workers
 from stigmergy.base.errors import JournalUnknown, LinkDown, NoAnswer, NotRunning, Overloaded, TooLarge
 from stigmergy.control.protocol import (
     REPLY_BYTES_MAX,
@@ -24,10 +25,13 @@ from stigmergy.control.protocol import (
     Reply,
     Request,
     SendRequest,
+    StatusRequest,
     checked,
+    note_missing,
     read_reply,
     write_request,
 )
+from stigmergy.control.replies import MissingPart
 from stigmergy.control.socket import connected, reason
 
 R = TypeVar("R")
@@ -41,17 +45,25 @@ ASK_S_MAX = REQUEST_S_MAX + 5.0
 class Asker(Protocol):
     """Where requests go."""
 
+    waits_max: int
+    """How many logs of other nodes may be followed at once: each takes a request that waits."""
+
     async def ask(self, request: Request[R]) -> R:
         """The one answer to a request. Raises what the node refuses with, NotRunning where nobody took it, Overloaded,
         and NoAnswer where it may have been taken."""
         ...
 
-    async def items(self, request: Request[R]) -> list[R]:
-        """All items that answer a request whose answer is a stream. Raises as `ask` does."""
+    async def items(self, request: Request[R], missing: list[MissingPart] | None = None) -> list[R]:
+        """All items that answer a request whose answer is a stream; who has not answered is added to `missing`. Raises
+        as `ask` does."""
         ...
 
     def parts(self, shards: int) -> Sequence[int | None]:
         """Who waits for events by itself: each shard of a fleet on workers, or None for all shards of a node."""
+        ...
+
+    async def servers(self) -> list[ClusterServer]:
+        """The servers below a fleet on workers; none below a node. Raises LinkDown."""
         ...
 
     async def close(self) -> None:
@@ -59,8 +71,14 @@ class Asker(Protocol):
         ...
 
 
+class OtherFleet(NotRunning):
+    """The node at a socket runs another fleet than the one that is served."""
+
+
 class NodeAsker:
     """Asks the node that runs in this process: nothing is encoded on the way."""
+
+    waits_max = 64
 
     def __init__(self, handler: ControlHandler) -> None:
         self._handler = handler
@@ -71,17 +89,22 @@ class NodeAsker:
                 return found
         raise NotRunning("the node has not answered; ask again")
 
-    async def items(self, request: Request[R]) -> list[R]:
+    async def items(self, request: Request[R], missing: list[MissingPart] | None = None) -> list[R]:
         found: list[R] = []
         for reply in await self._answers(request):
             if isinstance(reply, bytes):
                 await asyncio.sleep(0)
             elif (item := checked(reply).item) is not None:
                 found.append(item)
+            else:
+                note_missing(reply, missing)
         return found
 
     def parts(self, shards: int) -> Sequence[int | None]:
         return (None,)
+
+    async def servers(self) -> list[ClusterServer]:
+        return []
 
     async def close(self) -> None:
         """There is nothing to close: the node ends by itself."""
@@ -95,10 +118,18 @@ class NodeAsker:
 
 
 class SocketAsker:
-    """Asks the node that listens at a socket. A few connections are kept; each carries one request at a time."""
+    """Asks the node that listens at a socket. A few connections are kept; each carries one request at a time.
 
-    def __init__(self, path: Path) -> None:
+    A node of another fleet is never asked: `ask` and `items` raise OtherFleet until the right one listens there.
+    """
+
+    waits_max = CONNECTIONS_MAX // 2
+
+    def __init__(self, path: Path, fleet: str) -> None:
         self._path = path
+        self._fleet = fleet
+        self._checked: tuple[int, int, int] | None = None
+        """The socket file of a node that runs this fleet; another node makes another file."""
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._free = asyncio.Semaphore(CONNECTIONS_MAX)
         self._waiting = 0
@@ -110,12 +141,19 @@ class SocketAsker:
                     return reply.ok
         raise NotRunning(f"{self._path}: the node has not answered; ask again")
 
-    async def items(self, request: Request[R]) -> list[R]:
+    async def items(self, request: Request[R], missing: list[MissingPart] | None = None) -> list[R]:
+        found: list[R] = []
         async with contextlib.aclosing(self._replies(request)) as replies:
-            return [reply.item async for reply in replies if reply.item is not None]
+            async for reply in replies:
+                found += [] if reply.item is None else [reply.item]
+                note_missing(reply, missing)
+        return found
 
     def parts(self, shards: int) -> Sequence[int | None]:
         return (None,)
+
+    async def servers(self) -> list[ClusterServer]:
+        return []
 
     async def close(self) -> None:
         while self._idle:
@@ -151,7 +189,7 @@ class SocketAsker:
 
     async def _lines(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: bytes, request: Request[Any]
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         try:
             writer.write(line)
             while True:
@@ -174,11 +212,39 @@ class SocketAsker:
             if not reader.at_eof() and not writer.is_closing():
                 return reader, writer
             writer.close()
-        return await asyncio.open_unix_connection(sock=connected(self._path, 0), limit=REPLY_BYTES_MAX + 1)
+        reader, writer = await asyncio.open_unix_connection(sock=connected(self._path, 0), limit=REPLY_BYTES_MAX + 1)
+        try:
+            await self._check_fleet(reader, writer)
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    async def _check_fleet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Asks a node that is new to us which fleet it runs. Raises OtherFleet."""
+        try:
+            status = os.stat(self._path)
+        except OSError as error:
+            raise NotRunning(f"{self._path}: the node has left ({reason(error)}); ask again") from None
+        identity = (status.st_dev, status.st_ino, status.st_ctime_ns)
+        if identity == self._checked:
+            return
+        asked = StatusRequest()
+        async with contextlib.aclosing(self._lines(reader, writer, write_request(asked), asked)) as lines:
+            found = read_reply(await anext(lines), asked).ok
+        if found is None or found.fleet != self._fleet:
+            runs = "another fleet" if found is None else f"the fleet {found.fleet!r}"
+            raise OtherFleet(
+                f"the node at {self._path} runs {runs}, not {self._fleet!r}; give its own MODULE:FLEET, or --socket "
+                "with the place of another node"
+            )
+        self._checked = identity
 
 
 class WorkersAsker:
     """Asks the owners of the shards of a fleet on workers."""
+
+    waits_max = 0
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
@@ -189,11 +255,14 @@ class WorkersAsker:
         except (InDoubt, JournalUnknown, LinkDown) as error:
             raise _in_doubt(request, str(error)) from None
 
-    async def items(self, request: Request[R]) -> list[R]:
-        return await self._workers.items(request)
+    async def items(self, request: Request[R], missing: list[MissingPart] | None = None) -> list[R]:
+        return await self._workers.items(request, missing)
 
     def parts(self, shards: int) -> Sequence[int | None]:
         return range(shards)
+
+    async def servers(self) -> list[ClusterServer]:
+        return await self._workers.servers()
 
     async def close(self) -> None:
         await self._workers.close()

@@ -13,8 +13,10 @@ from typing import Self
 from msgspec import Struct
 
 from stigmergy.agents.messages import Blob
-from stigmergy.base.errors import BlobMissing, ConfigError, StigmergyError
+from stigmergy.base.errors import ConfigError, NotRunning, Overloaded, StigmergyError, StoreUnavailable
+from stigmergy.control.protocol import BlobRequest
 from stigmergy.serve.access import DeniedRequest
+from stigmergy.serve.asker import Asker
 from stigmergy.serve.http import BODY_S_MAX, HttpAnswer, HttpCall, HttpRoute, json_answer
 from stigmergy.store.blobs import BLOB_BYTES_MAX, PIECE_BYTES, Blobs
 
@@ -42,9 +44,9 @@ class BlobRoutes:
     def routes(self) -> list[HttpRoute]:
         """Where they are."""
         return [
-            HttpRoute("POST", "/v1/blobs", self._put, "observe", "Store a blob", is_described=False),
-            HttpRoute("PUT", "/v1/blobs/{digest}", self._put, "observe", "Store this blob", is_described=False),
-            HttpRoute("GET", "/v1/blobs/{digest}", self._get, "read", "The bytes of a blob", is_described=False),
+            HttpRoute("POST", "/v1/blobs", self._put, "observe", "Store a blob"),
+            HttpRoute("PUT", "/v1/blobs/{digest}", self._put, "observe", "Store this blob"),
+            HttpRoute("GET", "/v1/blobs/{digest}", self._get, "read", "The bytes of a blob"),
         ]
 
     async def _put(self, call: HttpCall) -> HttpAnswer:
@@ -63,16 +65,13 @@ class BlobRoutes:
         blob = await self._blobs.put(_Body(call), media_type=media_type)
         if wanted not in (None, blob.hex):
             raise DeniedRequest(
-                422, f"the body has the BLAKE3 digest {blob.hex}, and not the one in the path; send the right bytes"
+                409, f"the body has the BLAKE3 digest {blob.hex}, and not the one in the path; send the right bytes"
             )
         return json_answer(PutBlob(blob.hex, blob))
 
     async def _get(self, call: HttpCall) -> HttpAnswer | None:
         call.query(())
-        found = await self._blobs.kept(_checked(call.parameters["digest"]))
-        if not found:
-            raise BlobMissing(f"{self._blobs.place} has no blob {call.parameters['digest']}; put it, or ask elsewhere")
-        blob = found[-1].blob
+        blob = await self._blobs.locate(_checked(call.parameters["digest"]))
         first, end = _range(call.header(b"range"), blob.size_bytes)
         media_type = blob.media_type if _MEDIA_TYPE.fullmatch(blob.media_type) else ANY
         headers = [
@@ -103,6 +102,27 @@ class BlobRoutes:
         except (StigmergyError, TimeoutError):
             call.abort()  # fewer bytes than were promised: the client sees that they are not all
         return None
+
+
+class BlobsOfNodes:
+    """The `Elsewhere` of a server beside a node: that node asks the others for what the store lacks."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._away: list[str] = []
+
+    async def get(self, name: str) -> bytes | None:
+        """The bytes of an object of another node's store. Raises StoreUnavailable, also where no node runs beside."""
+        try:
+            reply = await self._asker.ask(BlobRequest(name=name))
+        except (NotRunning, Overloaded) as error:
+            raise StoreUnavailable(f"other nodes cannot be asked for it: {error}") from None
+        self._away = reply.away
+        return reply.data
+
+    def away(self) -> list[str]:
+        """As the node said last."""
+        return self._away
 
 
 class _Body:

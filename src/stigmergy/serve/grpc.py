@@ -8,8 +8,8 @@ there for everybody, reflection for who may read. Whoever starts the server clos
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,26 +18,29 @@ from stigmergy.agents.messages import SECOND_NS, Command, Event
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.text import find_message
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
-from stigmergy.base.errors import ConfigError, Malformed, StigmergyError, UnknownKind
+from stigmergy.base.errors import ConfigError, Malformed, StigmergyError
 from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.control import protocol
+from stigmergy.control.protocol import TRACE_HEADERS
+from stigmergy.diagnostics.logger import Log
 from stigmergy.node.declaration import Declaration
 from stigmergy.proto.descriptors import message_classes
 from stigmergy.proto.service import METHODS, SERVICE, FleetProto
-from stigmergy.proto.shapes import Field, Timestamp
+from stigmergy.proto.shapes import ProtoField, Timestamp
 from stigmergy.serve.access import AccessGate, DeniedRequest
 from stigmergy.serve.api import check_fields
 from stigmergy.serve.asker import Asker
-from stigmergy.serve.events import DroppedReader, EventHub, EventStream, StreamedEvent, StreamFilter
+from stigmergy.serve.events import EventHub, EventStream, EventStreams, StreamedEvent, make_filter, read_area
 from stigmergy.serve.listener import Address
 from stigmergy.serve.problems import RefusedCommand, problem_of
-from stigmergy.serve.streams import HEARTBEAT_S, LOOK_S, SEND_S_MAX, STREAMS_MAX
+from stigmergy.serve.pump import HEARTBEAT_S, LOOK_S, SEND_S_MAX, DroppedReader
 from stigmergy.serve.tokens import OBSERVE, READ, Caller
-from stigmergy.shard.homes import is_address
+from stigmergy.shard.homes import plan_at
 from stigmergy.views.query import WITHIN_S
 
 try:
-    import grpc
+    from stigmergy.proto.grpc_library import grpc  # isort: skip - before all that load the library
+
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection
 except ModuleNotFoundError as missing:
@@ -75,15 +78,24 @@ CODES = {
 TYPE_TRAILER, COMMAND_TRAILER = "stigmergy-type", "stigmergy-command-id"
 RETRY_TRAILER = "grpc-retry-pushback-ms"
 _events = msgspec.json.Decoder(list[StreamedEvent])
-log = logging.getLogger("stigmergy.serve")
+log = Log("serve")
 
 
 class FleetService:
     """Answers the calls."""
 
-    def __init__(self, fleet: Declaration, proto: FleetProto, asker: Asker, gate: AccessGate, hub: EventHub) -> None:
-        self._hub = hub
-        self._streams = 0
+    def __init__(
+        self,
+        fleet: Declaration,
+        proto: FleetProto,
+        asker: Asker,
+        gate: AccessGate,
+        hub: EventHub,
+        past: asyncio.Lock,
+    ) -> None:
+        """`past` is held by whoever looks back, as in the HTTP API: a node does that for one at a time."""
+        self._past = past
+        self._streams = EventStreams(hub)
         self._fleet = fleet
         self._proto = proto
         self._asker = asker
@@ -142,6 +154,7 @@ class FleetService:
         check_fields(fields, message)
         command_id = request.command_id or new_command_id(self._clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
         asked = protocol.SendRequest(agent=request.agent, command=name, fields=fields, command_id=command_id)
+        asked.traceparent, asked.tracestate = _trace_of(context)
         try:
             reply = await self._asker.ask(asked)
             if not reply.accepted:
@@ -149,13 +162,15 @@ class FleetService:
         except StigmergyError as error:
             await abort(context, error, command_id)
             raise
-        return self._classes["SendReply"](position=reply.position or 0)
+        return self._classes["SendReply"](position=reply.position or 0, after=reply.after or "")
 
     async def _observe(self, request: Any, context: Any) -> Any:
         self._admit(context, OBSERVE)
         name, fields = _message(request, "event", self._proto.events)
         check_fields(fields, find_message(self._plan_at(request.agent), Event, name))
-        await self._asker.ask(protocol.ObserveRequest(agent=request.agent, event=name, fields=fields))
+        asked = protocol.ObserveRequest(agent=request.agent, event=name, fields=fields)
+        asked.traceparent, asked.tracestate = _trace_of(context)
+        await self._asker.ask(asked)
         return self._classes["ObserveReply"]()
 
     # ------------------------------------------------------------------ questions
@@ -163,7 +178,9 @@ class FleetService:
     async def _get_agent(self, request: Any, context: Any) -> Any:
         self._admit(context, READ)
         self._plan_at(request.agent)
-        seen = await self._asker.ask(protocol.StateRequest(agent=request.agent, at=request.at or None))
+        asked = protocol.StateRequest(agent=request.agent, at=request.at or None)
+        async with self._past if request.at else nullcontext():
+            seen = await self._asker.ask(asked)
         reply = self._classes["GetAgentReply"](
             agent=seen.agent, known=seen.known, shard=seen.shard, position=seen.position, stopped=seen.stopped or ""
         )
@@ -198,9 +215,10 @@ class FleetService:
             cursor=request.cursor,
             after=list(request.after),
             within_s=request.within_s or WITHIN_S,
+            node=request.of_node,
         )
         page = await self._asker.ask(asked)
-        reply = self._classes["QueryViewReply"](next=page.next or "")
+        reply = self._classes["QueryViewReply"](next=page.next or "", missing=[one.why for one in page.missing])
         field = None if request.as_json else self._proto.rows.get(page.view)
         for row in page.rows:
             if field is None:
@@ -214,28 +232,16 @@ class FleetService:
     async def _watch(self, request: Any, context: Any) -> None:
         """Sends events until the client leaves, is too slow, or may not read any more."""
         caller = self._admit(context, READ)
-        for kind in (*request.kinds, *(one.partition("/")[0] for one in request.agents)):
-            if kind not in self._fleet.plans:
-                raise UnknownKind(f"{kind[:100]!r} is no agent kind here; there are {', '.join(self._fleet.plans)}")
-        wanted = StreamFilter(tuple(request.kinds), tuple(request.types), tuple(request.agents))
+        area = read_area(request.area) if request.area else None
+        wanted = make_filter(self._fleet.plans, request.kinds, request.types, request.agents, area)
         since_ns = request.since.seconds * SECOND_NS + request.since.nanos if request.HasField("since") else None
-        if request.after and since_ns is not None:
-            raise ConfigError("give positions to go on behind, or a time, not both")
-        if self._streams >= STREAMS_MAX:
-            raise DeniedRequest(429, f"{STREAMS_MAX} streams are open already; try again later", retry_after_s=5)
-        stream = EventStream(self._hub, self._asker, wanted, as_sse=False)
-        await stream.begin(request.after or None, since_ns)
-        self._streams += 1
-        try:
+        async with self._streams.open(wanted, request.after, since_ns, request.of_node, as_sse=False) as stream:
             await self._pump(stream, context, caller, as_json=request.as_json)
-        finally:
-            self._streams -= 1
-            await stream.leave()
 
     async def _pump(self, stream: EventStream, context: Any, caller: Caller, *, as_json: bool) -> None:
         now_s = asyncio.get_running_loop().time
         reply = self._classes["WatchReply"]
-        await context.write(reply(after=stream.last_id))
+        await context.write(reply(after=stream.last_id, missing=stream.missing))
         sent_s = now_s()
         while True:
             piece = await stream.next(LOOK_S)
@@ -247,7 +253,7 @@ class FleetService:
                     await context.write(self._told(event, as_json=as_json))
                     sent_s = now_s()
                 if now_s() - sent_s >= HEARTBEAT_S:
-                    await context.write(reply(after=stream.last_id))
+                    await context.write(reply(after=stream.last_id, missing=stream.missing))
                     sent_s = now_s()
 
     def _told(self, event: StreamedEvent, *, as_json: bool) -> Any:
@@ -278,14 +284,10 @@ class FleetService:
             field.put_into(reply, state)
 
     def _plan_at(self, address: str) -> AgentPlan:
-        plan = self._fleet.plans.get(address.partition("/")[0])
-        if plan is None or not is_address(address):
-            kinds = ", ".join(self._fleet.plans)
-            raise UnknownKind(f"{address[:200]!r} is no address of an agent here: there are the kinds {kinds}")
-        return plan
+        return plan_at(self._fleet.plans, address)
 
 
-def _message(request: Any, oneof: str, known: Mapping[str, tuple[str, Field]]) -> tuple[str, dict[str, Any]]:
+def _message(request: Any, oneof: str, known: Mapping[str, tuple[str, ProtoField]]) -> tuple[str, dict[str, Any]]:
     """The name or tag of the message in a request, and its fields."""
     chosen = request.WhichOneof(oneof)
     if chosen is None:
@@ -308,6 +310,13 @@ def _headers(metadata: Mapping[str, Any]) -> dict[bytes, bytes]:
     return {b"host": b"localhost", **({b"authorization": text.encode("latin-1", "replace")} if text else {})}
 
 
+def _trace_of(context: Any) -> tuple[str, str]:
+    """The trace context in the metadata of a call."""
+    given = dict(context.invocation_metadata() or ())
+    parent, state = (given.get(name, "") for name in TRACE_HEADERS)
+    return str(parent), str(state)
+
+
 def _address(peer: str) -> str:
     """`ipv4:127.0.0.1:40000` without the port."""
     return peer.partition(":")[2].rpartition(":")[0].strip("[]") or "local"
@@ -322,7 +331,7 @@ async def abort(context: Any, error: Exception, command_id: str = "") -> None:
             grpc.StatusCode.ABORTED, "this client was too slow for the stream; watch again behind its last `after`"
         )
     if not isinstance(error, StigmergyError):
-        log.error("a call failed", exc_info=error)
+        log.say("request-failed", "a call over gRPC failed", error=error)
     problem = problem_of(error)
     trailers = [(TYPE_TRAILER, problem.type)]
     if command_id.isascii() and command_id.isprintable() and command_id:
@@ -364,10 +373,11 @@ class GrpcServer:
         asker: Asker,
         gate: AccessGate,
         hub: EventHub,
+        past: asyncio.Lock,
         address: Address,
     ) -> None:
         self.address = address
-        self._service = FleetService(fleet, proto, asker, gate, hub)
+        self._service = FleetService(fleet, proto, asker, gate, hub, past)
         self._names = (f"{proto.package}.{SERVICE}", health.SERVICE_NAME, reflection.SERVICE_NAME)
         self._gate = gate
         self._health = health.aio.HealthServicer()

@@ -30,6 +30,9 @@ BODY_S_MAX = 30.0
 QUERY_COUNT_MAX = 32
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
+SUBPROTOCOL = "stigmergy"
+TOKEN_SUBPROTOCOL = "stigmergy.token."
+"""A web page cannot set the headers of a WebSocket: it offers both, the second with its token behind it."""
 
 
 class HttpAnswer(Struct, frozen=True):
@@ -69,6 +72,14 @@ class HttpCall:
         self.segments = [unquote(one) for one in scope["raw_path"].decode("ascii").split("/")[1:]]
         self.parameters: dict[str, str] = {}
         """What the route took from the path, by name."""
+        self.subprotocol: str | None = None
+        """What a WebSocket is answered with; None if it offers nothing that we know."""
+        for offered in scope.get("subprotocols", ()):
+            if offered == SUBPROTOCOL:
+                self.subprotocol = SUBPROTOCOL
+            elif offered.startswith(TOKEN_SUBPROTOCOL):
+                token = offered.removeprefix(TOKEN_SUBPROTOCOL).encode("latin-1", "replace")
+                self.headers.setdefault(b"authorization", b"Bearer " + token)
         self.caller = Caller("", ())
         self.extra_headers: list[tuple[bytes, bytes]] = []
         """Headers that each answer to this caller has."""
@@ -189,26 +200,37 @@ class HttpRoute(Struct, frozen=True):
         return self.pattern.split("/")[1:]
 
 
+_Pattern = tuple[tuple[tuple[int, str], ...], tuple[tuple[int, str], ...], HttpRoute]
+"""The segments that are fixed, and those that have names, by their places."""
+
+
 class HttpRoutes:
     """All routes of a server."""
 
     def __init__(self, routes: Sequence[HttpRoute]) -> None:
         self.all = tuple(routes)
-        self._by_length: dict[int, list[tuple[list[str], HttpRoute]]] = {}
+        self._by_shape: dict[tuple[str, int], list[_Pattern]] = {}
         for route in routes:
-            self._by_length.setdefault(len(route.segments), []).append((route.segments, route))
+            parts = list(enumerate(route.segments))
+            fixed = tuple((index, part) for index, part in parts if part[:1] != "{")
+            named = tuple((index, part[1:-1]) for index, part in parts if part[:1] == "{")
+            self._by_shape.setdefault((route.method, len(parts)), []).append((fixed, named, route))
 
     def find(self, method: str, segments: Sequence[str]) -> tuple[HttpRoute, dict[str, str]]:
         """The route of a request, and what its path says. Raises DeniedRequest."""
-        others: list[str] = []
-        for pattern, route in self._by_length.get(len(segments), ()):
-            if all(part == given or (part[:1] == "{" and given) for part, given in zip(pattern, segments, strict=True)):
-                if route.method == method or (method == "HEAD" and route.method == "GET"):
-                    named = zip(pattern, segments, strict=True)
-                    return route, {part[1:-1]: given for part, given in named if part[:1] == "{"}
-                others.append(route.method)
-        others = [one for one in dict.fromkeys(others) if one != "WEBSOCKET"]
+        found = self._find("GET" if method == "HEAD" else method, segments)
+        if found is not None:
+            return found
+        others = sorted({one for one, _ in self._by_shape if one != "WEBSOCKET" and self._find(one, segments)})
         if others:
             text = f"{method} is not possible here; use {' or '.join(others)}"
             raise DeniedRequest(405, text, allow=", ".join(others))
         raise DeniedRequest(404, f"there is no /{'/'.join(segments)[:200]}; /openapi.json lists what there is")
+
+    def _find(self, method: str, segments: Sequence[str]) -> tuple[HttpRoute, dict[str, str]] | None:
+        for fixed, named, route in self._by_shape.get((method, len(segments)), ()):
+            if all(segments[index] == part for index, part in fixed):
+                parameters = {name: segments[index] for index, name in named}
+                if all(parameters.values()):
+                    return route, parameters
+        return None

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,23 @@ def read_address(text: str, cert: Path | None = None, key: Path | None = None) -
     return Address(host.strip("[]") or "127.0.0.1", int(port), cert, key)
 
 
+def check_addresses(addresses: Sequence[Address]) -> None:
+    """Raises ConfigError for what could not be listened at: a port that is taken, a certificate that does not fit its
+    key. Whoever starts others first learns it before it does."""
+    with contextlib.ExitStack() as listening:
+        for address in addresses:
+            listening.enter_context(_bound(address))
+            if address.cert is not None:
+                try:
+                    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(address.cert, address.key)
+                except (OSError, ssl.SSLError) as error:
+                    raise _unusable(address, error) from None
+
+
+def _unusable(address: Address, error: Exception) -> ConfigError:
+    return ConfigError(f"{address.cert}: certificate and key cannot be used: {error}")
+
+
 class HttpListener:
     """A server that listens from `start` to `close`."""
 
@@ -101,12 +119,18 @@ class HttpListener:
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"{address.cert}: certificate and key cannot be used: {error}") from None
+            raise _unusable(address, error) from None
         self._socket = _bound(address)
         self.address = msgspec.structs.replace(address, port=self._socket.getsockname()[1])
-        self._server = Server(config)
-        self._server.lifespan = config.lifespan_class(config)
-        await self._server.startup(sockets=[self._socket])
+        server = Server(config)
+        server.lifespan = config.lifespan_class(config)
+        try:
+            await server.startup(sockets=[self._socket])
+        except BaseException:  # also a start that is given up at its last step: the socket listens by then
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            raise
+        self._server = server
         return self.address
 
     async def close(self) -> None:
@@ -131,10 +155,42 @@ def _bound(address: Address) -> socket.socket:
     return listening
 
 
+class _Joined:
+    """What one answer is written to: its head waits for the body that follows at once, and both go out in one piece."""
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._head = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(self._head + data if self._head else data)
+            self._head = b""
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = b""
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Refuses connections beyond a number, and headers that are too long or take too long."""
 
     _header_bytes = 0
+    _is_in_header = False
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -148,13 +204,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self._end_deadline()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # Most headers come whole, and need no timer.
+        if self._is_in_header and self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_S_MAX, self.transport.close)
+
     def on_message_begin(self) -> None:
         self._header_bytes = 0
+        self._is_in_header = True
         super().on_message_begin()
         # A client that does not read must not be waited for when it is left.
         self.scope["state"]["abort"] = self.transport.abort
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_S_MAX, self.transport.close)
 
     def on_url(self, url: bytes) -> None:
         if self._has_room(len(url)):
@@ -167,7 +228,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_deadline()
         if self._header_bytes <= HEADER_BYTES_MAX:
+            before = self.cycle
             super().on_headers_complete()
+            if self.cycle is not before:
+                self.cycle.transport = _Joined(self.transport, self.loop)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if self.cycle is not None:
@@ -194,6 +258,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _end_deadline(self) -> None:
+        self._is_in_header = False
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

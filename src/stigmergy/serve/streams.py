@@ -6,191 +6,134 @@ last id it has and misses nothing. One that reads too slowly gets a last event `
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 from msgspec import Struct
 
+from stigmergy.agents.plans import AgentPlan
 from stigmergy.audit.history import read_moment
-from stigmergy.base.errors import ConfigError, StigmergyError, UnknownKind
-from stigmergy.base.tasks import end_tasks
-from stigmergy.serve.access import AccessGate, DeniedRequest
-from stigmergy.serve.asker import Asker
-from stigmergy.serve.events import DroppedReader, EventHub, EventStream, StreamFilter
-from stigmergy.serve.http import HttpCall, HttpRoute, Message, one_of
+from stigmergy.base.errors import ConfigError
+from stigmergy.serve.access import AccessGate
+from stigmergy.serve.events import EventHub, EventStream, EventStreams, StreamFilter, make_filter, read_area
+from stigmergy.serve.http import HttpAnswer, HttpCall, HttpRoute, json_answer, number_of, one_of
+from stigmergy.serve.nearest import NearestEvent, NearestEvents, read_place
+from stigmergy.serve.pump import CLOSE_TRY_AGAIN, RETRY_MS, pump, send_events
 
-STREAMS_MAX = 500
-"""One more is refused."""
-HEARTBEAT_S = 15.0
-"""A stream without events says after so long that it is there, and how far it is."""
-LOOK_S = 1.0
-"""So often a stream looks whether its token still counts and its client is still there."""
-SEND_S_MAX = 30.0
-"""A client that takes nothing for so long is cut off."""
-RETRY_MS = 1_000
-"""After so long an EventSource connects again."""
-PARAMETERS = ("kind", "type", "agent", "area", "after", "since")
-CLOSE_TRY_AGAIN, CLOSE_NOT_ALLOWED = 1013, 1008
+PARAMETERS = ("kind", "type", "agent", "area", "after", "since", "of_node")
+MISSING = b"stigmergy-missing"
+"""The header that names the nodes whose events are not in a stream."""
 
 
-class StreamEnded(Struct, frozen=True):
-    """The last message of a stream that the server ends: why, and the id to go on from."""
+class NearestReply(Struct, frozen=True):
+    """Events in order; `missing` are nodes whose events are not among them."""
 
-    reason: str
-    last_event_id: str
+    events: list[NearestEvent]
+    missing: list[str]
 
 
 class Streams:
     """The event streams of a server."""
 
-    def __init__(self, kinds: Mapping[str, Any], asker: Asker, gate: AccessGate, hub: EventHub) -> None:
-        """`kinds` are the agent kinds of the fleet."""
-        self._kinds = kinds
-        self._asker = asker
+    def __init__(self, plans: Mapping[str, AgentPlan], gate: AccessGate, hub: EventHub) -> None:
+        """`plans` are those of the fleet's agent kinds."""
+        self._plans = plans
         self._gate = gate
         self._hub = hub
-        self._count = 0
+        self._streams = EventStreams(hub)
 
     def routes(self) -> list[HttpRoute]:
         """Where they are."""
         return [
             HttpRoute("GET", "/v1/events", self._server_sent, "read", "Events as they become durable"),
             HttpRoute("WEBSOCKET", "/v1/events", self._websocket, "read", "The same over WebSocket"),
+            HttpRoute("GET", "/v1/page/events", self._nearest, "read", is_described=False),
         ]
+
+    async def _nearest(self, call: HttpCall) -> HttpAnswer:
+        """The events next to one, or to a time, of all shards in one order: what the page steps through."""
+        query = call.query(("kind", "agent", "event", "time", "back", "limit"))
+        wanted = make_filter(self._plans, query.get("kind", ()), (), query.get("agent", ()))
+        place, moment = one_of(query, "event"), one_of(query, "time")
+        start = read_place(place) if place else None if moment is None else _read_time("time", moment)
+        hub = await self._hub.of_agents(wanted.agents)
+        count = number_of(query, "limit", 1)
+        events = await NearestEvents(hub, wanted).find(start, count, back=one_of(query, "back") is not None)
+        return json_answer(NearestReply(events, hub.missing))
 
     async def _server_sent(self, call: HttpCall) -> None:
         """Server-Sent Events, until the client leaves."""
-        stream = await self._begin(call, as_sse=True)
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), *call.extra_headers]
+        async with self._opened(call, as_sse=True) as stream:
+            lacks = [(MISSING, ", ".join(stream.missing).encode())] if stream.missing else []
+            send = send_events(call, lacks)
 
-        async def send(data: bytes) -> None:
-            await call.send({"type": "http.response.body", "body": data, "more_body": True})
+            async def idle() -> None:
+                await send(f": {_line(stream.trouble) or 'nothing new'}\nid: {stream.last_id}\n\n".encode())
 
-        async def idle() -> None:
-            said = self._hub.trouble.replace("\n", " ")
-            await send(f": {said or 'nothing new'}\nid: {stream.last_id}\n\n".encode())
-
-        try:
-            await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send(f"retry: {RETRY_MS}\nid: {stream.last_id}\n\n".encode())
-            ended = await self._pump(call, stream, send, idle, "http.disconnect")
+            begin = f": {_line(stream.trouble)}\n" if stream.missing else ""
+            await send(f"{begin}retry: {RETRY_MS}\nid: {stream.last_id}\n\n".encode())
+            ended = await pump(call, stream, self._gate, send, idle, "http.disconnect")
             if ended is not None:
                 said = msgspec.json.encode(ended).decode()
                 last = f"id: {ended.last_event_id}\nevent: dropped\ndata: {said}\n\n"
                 await call.send({"type": "http.response.body", "body": last.encode()})
-        finally:
-            self._count -= 1
-            await stream.leave()
 
     async def _websocket(self, call: HttpCall) -> None:
-        """One message for each batch: {"events": [...], "last_event_id": "..."}; the last one may have `dropped`."""
-        stream = await self._begin(call, as_sse=False)
+        """One message for each batch: {"events": [...], "last_event_id": "..."}; one without events may have `missing`,
+        and the last one `dropped`."""
+        async with self._opened(call, as_sse=False) as stream:
 
-        async def send(data: bytes) -> None:
-            said = b'{"events":[%b],"last_event_id":"%b"}' % (data, stream.last_id.encode())
-            await call.send({"type": "websocket.send", "text": said.decode()})
+            async def send(data: bytes) -> None:
+                lacks = b"" if data or not stream.missing else b',"missing":%b' % msgspec.json.encode(stream.missing)
+                said = b'{"events":[%b],"last_event_id":"%b"%b}' % (data, stream.last_id.encode(), lacks)
+                await call.send({"type": "websocket.send", "text": said.decode()})
 
-        async def idle() -> None:
-            await send(b"")
+            async def idle() -> None:
+                await send(b"")
 
-        try:
             await call.receive()
-            await call.send({"type": "websocket.accept"})
+            await call.send({"type": "websocket.accept", "subprotocol": call.subprotocol})
             await send(b"")
-            ended = await self._pump(call, stream, send, idle, "websocket.disconnect")
+            ended = await pump(call, stream, self._gate, send, idle, "websocket.disconnect")
             if ended is not None:
                 last = b'{"dropped":%b}' % msgspec.json.encode(ended)
                 await call.send({"type": "websocket.send", "text": last.decode()})
                 await call.send({"type": "websocket.close", "code": CLOSE_TRY_AGAIN, "reason": ended.reason[:100]})
-        finally:
-            self._count -= 1
-            await stream.leave()
 
-    async def _begin(self, call: HttpCall, *, as_sse: bool) -> EventStream:
+    def _opened(self, call: HttpCall, *, as_sse: bool) -> AbstractAsyncContextManager[EventStream]:
         query = call.query(PARAMETERS)
         wanted = self._filter(query)
-        after = call.header(b"last-event-id") or one_of(query, "after")
         since = one_of(query, "since")
-        if after and since:
-            raise ConfigError("give an id to go on behind, or a time, not both")
-        since_ns = None if since is None else read_moment(since).time_ns
-        if since is not None and since_ns is None:
-            raise ConfigError(f"since={since[:50]}: give a time with its zone, such as 2026-11-15T08:00:00Z")
-        if self._count >= STREAMS_MAX:
-            raise DeniedRequest(429, f"{STREAMS_MAX} streams are open already; try again later", retry_after_s=5)
-        stream = EventStream(self._hub, self._asker, wanted, as_sse=as_sse)
-        await stream.begin(after or None, since_ns)
-        self._count += 1
-        return stream
+        since_ns = None if since is None else _read_time("since", since)
+        after = call.header(b"last-event-id") or one_of(query, "after") or ""
+        return self._streams.open(wanted, after, since_ns, one_of(query, "of_node") or "", as_sse=as_sse)
 
     def _filter(self, query: dict[str, list[str]]) -> StreamFilter:
-        for kind in (*query.get("kind", ()), *(one.partition("/")[0] for one in query.get("agent", ()))):
-            if kind not in self._kinds:
-                raise UnknownKind(f"{kind[:100]!r} is no agent kind here; there are {', '.join(self._kinds)}")
         area = one_of(query, "area")
-        return StreamFilter(
-            tuple(query.get("kind", ())),
-            tuple(query.get("type", ())),
-            tuple(query.get("agent", ())),
+        return make_filter(
+            self._plans,
+            query.get("kind", ()),
+            query.get("type", ()),
+            query.get("agent", ()),
             None if area is None else _read_area(area),
         )
 
-    async def _pump(
-        self,
-        call: HttpCall,
-        stream: EventStream,
-        send: Callable[[bytes], Awaitable[None]],
-        idle: Callable[[], Awaitable[None]],
-        gone: str,
-    ) -> StreamEnded | None:
-        """Sends until the client leaves (None) or must be left."""
-        leaving = asyncio.ensure_future(_wait_gone(call.receive, gone))
-        now_s = asyncio.get_running_loop().time
-        sent_s = looked_s = now_s()
-        try:
-            while not leaving.done():
-                try:
-                    piece = await stream.next(LOOK_S)
-                except DroppedReader as error:
-                    return StreamEnded(str(error), stream.last_id)
-                except StigmergyError as error:
-                    return StreamEnded(f"the stream ended: {error}", stream.last_id)
-                async with asyncio.timeout(SEND_S_MAX):
-                    if piece:
-                        await send(piece)
-                        sent_s = now_s()
-                    elif now_s() - sent_s >= HEARTBEAT_S:
-                        await idle()
-                        sent_s = now_s()
-                if now_s() - looked_s >= LOOK_S:
-                    looked_s = now_s()
-                    if not self._gate.is_still_valid(call.caller):
-                        return StreamEnded("the token does not count any more", stream.last_id)
-                await asyncio.sleep(0)  # Whatever came: the others and the node have their turn.
-        except TimeoutError:
-            call.abort()
-        finally:
-            await end_tasks(leaving)
-        return None
+
+def _read_time(name: str, text: str) -> int:
+    time_ns = read_moment(text).time_ns
+    if time_ns is None:
+        raise ConfigError(f"{name}={text[:50]}: give a time with its zone, such as 2026-11-15T08:00:00Z")
+    return time_ns
 
 
-async def _wait_gone(receive: Callable[[], Awaitable[Message]], gone: str) -> None:
-    """Until the client has left. What it sends meanwhile is not asked for, and dropped."""
-    with contextlib.suppress(OSError):
-        while True:
-            message = await receive()
-            if message["type"] == gone:
-                return
+def _line(text: str) -> str:
+    return text.replace("\n", " ")
 
 
 def _read_area(text: str) -> tuple[float, float, float, float]:
     try:
-        low_a, low_b, high_a, high_b = (float(part) for part in text.split(","))
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"area={text[:100]}: give four numbers, the least corner of a box and its largest") from None
-    if not (low_a <= high_a and low_b <= high_b):
-        raise ConfigError(f"area={text[:100]}: the first corner must be the least one, without NaN")
-    return (low_a, low_b, high_a, high_b)
+    return read_area(numbers)

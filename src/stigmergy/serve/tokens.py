@@ -16,6 +16,7 @@ import hmac
 import os
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,11 @@ def tokens_path(journal: Path | None, fleet: str) -> Path:
     return Path(f"{fleet}.tokens") if journal is None else Path(f"{journal}.tokens")
 
 
+def how_to_create(path: Path) -> str:
+    """The command that makes a token in this file."""
+    return f"stigmergy token create --tokens {shlex.quote(str(path))} --scope read NAME"
+
+
 class Tokens:
     """The tokens in one file, as it is now."""
 
@@ -121,6 +127,9 @@ class Tokens:
                 raise ConfigError(f"scope {scope!r}: give read, observe, operate, command:KIND or command:*")
         if not scopes:
             raise ConfigError("a token without a scope may do nothing; give --scope read, or more")
+        # A cluster may get its tokens before its folder is there: beyond loopback it is not started without.
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
         with self._alone():
             old = self._by_name.get(name)
             if old is not None and old.is_valid(now_s):

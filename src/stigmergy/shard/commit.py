@@ -19,6 +19,7 @@ from msgspec import Struct
 from stigmergy.agents.codec import UNDECODABLE, without_empty_end
 from stigmergy.agents.columns import ColumnRun
 from stigmergy.base.errors import Bug, JournalConflict, JournalCorrupt, JournalForeign
+from stigmergy.shard.tracing import Traced
 
 COMMIT_FORMAT = 1
 COLUMNS_FORMAT = 2
@@ -65,7 +66,8 @@ class MarkMoved(Struct, array_like=True, frozen=True):
 
 
 class Answer(Struct, array_like=True, frozen=True):
-    """A command was answered: accepted (no reason) or refused. `at` counts the events kept before it in this commit."""
+    """A command was answered: accepted (no reason) or refused. `at` counts the events kept before it in this commit, or
+    for a compiled agent is the `column_cause` of the event in the columns that it stands before."""
 
     agent: str
     command_id: str
@@ -82,7 +84,8 @@ COLUMN_CAUSES = -2
 
 
 def column_cause(place: int) -> int:
-    """How an effect names the event behind it, of which there are so many before it in the commit's columns."""
+    """How an effect names the event behind it, and an answer the one that follows, of which there are so many before it
+    in the commit's columns."""
     return COLUMN_CAUSES - place
 
 
@@ -141,6 +144,10 @@ class Commit(Struct, array_like=True, frozen=True):
     digests: list[bytes] = []
     """What tells the commands that were answered from others, one for each (`codec.digest_of`); each empty where the
     command has no id or could not be read. All empty in a log of before there were any."""
+    traces: list[Traced] = []
+    """The inputs that it consumed and the effects that it settled that belong to traces."""
+    instance: str = ""
+    """Who made it, as spans name him; only where there are `traces`, and empty in a log of before it was kept."""
 
     @property
     def events_count(self) -> int:

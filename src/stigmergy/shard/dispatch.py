@@ -6,7 +6,7 @@ own state needs undoing, and an image of it is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from operator import length_hint
 from typing import Any
@@ -28,15 +28,16 @@ from stigmergy.agents.codec import (
 )
 from stigmergy.agents.effects import REMOTE_SINKS, TellFailed, WindowClosed
 from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message, spec_of
-from stigmergy.agents.ordered import CLAIM_EVENTS, LEDGER, Claim, Denied, read_verdict
+from stigmergy.agents.ordered import LEDGER, read_verdict
 from stigmergy.agents.plans import AgentPlan, Plan
 from stigmergy.agents.shared import Merged, SharedWrites, check_groups, check_merged
-from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed
+from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed, OnFailed
 from stigmergy.base.errors import Malformed, NotAssigned, Overloaded, PeerError, TooLarge
 from stigmergy.crdt.delta import Edit
 from stigmergy.shard.column_dispatch import ColumnDispatcher
-from stigmergy.shard.commit import NO_CAUSE, Answer
+from stigmergy.shard.commit import NO_CAUSE, Answer, column_cause
 from stigmergy.shard.draft import (
+    ADDRESS_CHARS_MAX,
     DRAFT_BYTES_MAX,
     OVERHEAD_BYTES,
     REMOTE_ADDRESSES_MAX,
@@ -58,7 +59,9 @@ from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ELSEWHERE, Accepted, Ask, Asked, Refused, SharedReceived
 from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.outbox import Pending, read_passed, read_told
-from stigmergy.shard.state import ShardState, fold_fact
+from stigmergy.shard.state import ShardState, fact_in, fold_fact, letter_of
+from stigmergy.shard.trace_notes import TracedItems, trace_input
+from stigmergy.shard.tracing import TraceContext, Traces, new_trace
 
 # Collects what one `decide` yields against the unchanged state, before any of it changes the state.
 
@@ -97,7 +100,6 @@ def decided_events(
     return decided
 
 
-ADDRESS_CHARS_MAX = 200
 REACTIONS_BYTES_MAX = 16 * 1024
 """Effects that an agent may ask for because of an event of the framework."""
 WINDOW_CLOSINGS_MAX = 1_000
@@ -116,13 +118,29 @@ class InputDispatcher:
         self.homes = homes
         self.counters = ShardCounters()
         self.columnar = ColumnDispatcher(state, homes, self)
+        self.traces_failures = False
+        self.on_failed: OnFailed = lambda *_: None
+        """Whether a refused or failed input that belongs to no trace begins one."""
 
-    def take_items(self, draft: Draft, items: list[tuple[str, bytes]], source: str, now_ns: int) -> int:
-        """Takes messages of one source in order; returns how many, fewer than given only when the draft is full.
+    def take_items(
+        self, draft: Draft, items: list[tuple[str, bytes]], source: str, now_ns: int, traces: Traces = ()
+    ) -> int:
+        """Takes messages of one source in order, some of which may belong to traces; returns how many, fewer than given
+        only when the draft is full. The caller has counted the items' own bytes."""
+        if traces:
+            traced = TracedItems(self._state, draft, items, traces, now_ns)
+            self._take_each(draft, chain.from_iterable(traced.pieces()), source, now_ns)
+            taken = traced.end()
+        else:
+            remaining = iter(items)
+            self._take_each(draft, remaining, source, now_ns)
+            taken = len(items) - length_hint(remaining)
+        self.counters.inputs += taken
+        return taken
 
-        The caller has counted the items' own bytes. This loop is where a fleet spends its time: a plain observed
-        event (no `decide`, no window) is handled right here, everything else by `take`, with all its cases.
-        """
+    def _take_each(self, draft: Draft, items: Iterator[tuple[str, bytes]], source: str, now_ns: int) -> None:
+        """Takes messages until the draft is full. This loop is where a fleet spends its time: a plain observed event
+        (no `decide`, no window) is handled right here, everything else by `take`, with all its cases."""
         state = self._state
         agents, plan_of, stopped, at_rest = state.agents, state.plan_of, state.stopped, state.at_rest
         find, keep_event, keep_image = agents.get, draft.events.append, draft.touched.setdefault
@@ -132,8 +150,7 @@ class InputDispatcher:
         decode_body: Any = None
         find_short: Any = None
         copy: Any = None
-        remaining = iter(items)
-        for item in remaining:
+        for item in items:
             address, body = item
             agent = find(address)
             unsound = len(body) > SURELY_FLAT_BYTES and not is_sound(body)
@@ -191,9 +208,6 @@ class InputDispatcher:
                 self._owe_all(draft, address, effects, now_ns)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
-        taken = len(items) - length_hint(remaining)
-        self.counters.inputs += taken
-        return taken
 
     def take(self, draft: Draft, address: str, body: bytes, source: str, now_ns: int) -> None:
         """Takes one message, whatever it is, with every case."""
@@ -244,7 +258,7 @@ class InputDispatcher:
         self, draft: Draft, address: str, body: bytes, command_id: str, now_ns: int, client: str = ""
     ) -> None:
         """Takes a command and answers it, also when its handler fails. Without an id the answer is not remembered."""
-        at = len(draft.events)
+        at = self._place(draft, address)
         reason: str | None = None
         asked = (address, command_id, body)
         digest = b""
@@ -268,7 +282,8 @@ class InputDispatcher:
             reason = printable(rejection.reason, REASON_CHARS_MAX)
         except Exception as error:
             reason = f"the handler failed: {describe(error)}; the command is in the dead letters"
-            self.fail(draft, address, body, "command", error, now_ns, reached=True)
+            begins = self._trace_of_refused(draft, address, command_id)
+            self.fail(draft, address, body, "command", error, now_ns, reached=True, begins=begins)
             at = len(draft.events)
         self._answer(draft, asked, (client, digest), reason, at, now_ns)
         self.close_windows(draft, address, now_ns, now_ns)
@@ -281,7 +296,7 @@ class InputDispatcher:
     def refuse(self, draft: Draft, asked: Asked, client: str, reason: str, now_ns: int) -> None:
         """Refuses a command before any handler sees it."""
         known = (client, self.digest_of(asked[0], asked[2]))
-        self._answer(draft, asked, known, printable(reason, REASON_CHARS_MAX), len(draft.events), now_ns)
+        self._answer(draft, asked, known, printable(reason, REASON_CHARS_MAX), self._place(draft, asked[0]), now_ns)
 
     def forward(self, draft: Draft, ask: Ask, client: str, now_ns: int) -> Pending | None:
         """Owes a command to the node that runs its agent; None if it is refused here."""
@@ -344,7 +359,7 @@ class InputDispatcher:
         if error is None and not stopped:
             error = self.follow_up(draft, address, fact, now_ns)
         if error is not None:
-            self.fail(draft, address, _letter_of(fact), source, error, now_ns, reached=True)
+            self.fail(draft, address, letter_of(fact), source, error, now_ns, reached=True)
 
     def follow_up(self, draft: Draft, address: str, fact: Event, now_ns: int) -> Exception | None:
         """Decides what follows from a fact that is part of the agent's state; returns what a handler raised."""
@@ -493,6 +508,11 @@ class InputDispatcher:
             owe(self._state, draft, address, packed, cause, now_ns)
             draft.size_bytes += size_of(packed) + len(address) + OVERHEAD_BYTES
 
+    def _place(self, draft: Draft, address: str) -> int:
+        """Where an answer stands among the events: of a compiled agent, among those in columns."""
+        compiled = address.partition("/")[0] in self._state.tables
+        return column_cause(draft.columns_count) if compiled else len(draft.events)
+
     def _answer(
         self,
         draft: Draft,
@@ -515,7 +535,11 @@ class InputDispatcher:
         answer = Answer(
             printable(address, ADDRESS_CHARS_MAX), command_id, keepable(body) if kept else b"", refused, at, now_ns
         )
+        context = None if refused is None else self._trace_of_refused(draft, address, command_id)
         draft.answers.append(answer)
+        if context is not None:
+            begun = (at, len(draft.owed), len(draft.answers) - 1)
+            trace_input(self._state, draft, context, answer.agent, tag_of(body), begun, now_ns)
         draft.clients.append(client)
         draft.digests.append(digest)
         draft.grow(answer.agent, command_id, refused or "", client, bodies_bytes=len(answer.command) + len(digest))
@@ -525,6 +549,12 @@ class InputDispatcher:
             self._state.answers.put(remembered, client, digest)
             verdict = Accepted(draft.position) if refused is None else Refused(refused)
             draft.verdicts.append((asked, verdict))
+
+    def _trace_of_refused(self, draft: Draft, address: str, command_id: str) -> TraceContext | None:
+        """The trace that a refused or failed command begins; None if it is in one, or if it is not to."""
+        if not self.traces_failures or draft.trace_id:
+            return None
+        return new_trace(address, command_id or f"{draft.position}.{len(draft.answers) + 1}")
 
     def fail(
         self,
@@ -536,8 +566,9 @@ class InputDispatcher:
         now_ns: int,
         *,
         reached: bool = False,
+        begins: TraceContext | None = None,
     ) -> None:
-        """Keeps `InputFailed` and puts the input into the dead letters.
+        """Keeps `InputFailed` and puts the input into the dead letters. Its answer `begins` a trace, if it has one.
 
         If it has `reached` a handler and that failed, supervision decides; such an agent exists from then on.
         """
@@ -551,7 +582,16 @@ class InputDispatcher:
             error=describe(error),
             input=keepable(body),
         )
+        context = None
+        if self.traces_failures and not draft.trace_id and source != "command":
+            context = begins = new_trace(failed.letter, self._state.digest.hex())
+        trace_id = draft.trace_id or (b"" if begins is None else begins.trace_id)
+        name = tag_of(body).removesuffix("@1")
+        self.on_failed(self._state.shard, failed, name, error if reached else None, trace_id)
+        begun = (len(draft.events), len(draft.owed), len(draft.answers))
         self.keep(draft, address if reached else SHARD_ADDRESS, failed, now_ns)
+        if context is not None:
+            trace_input(self._state, draft, context, failed.to, tag_of(body), begun, now_ns)
         if not reached or address in self._state.stopped:
             return
         supervision = self._state.plan_at(address).supervision
@@ -560,13 +600,6 @@ class InputDispatcher:
             reason = f"{failures} failed inputs within {supervision.within_s:g} s, the last: {describe(error)}"
             self.keep(draft, address, AgentStopped(reason=reason), now_ns)
             draft.stopped.append(address)
-
-
-def _letter_of(fact: Event) -> bytes:
-    """A fact as a dead letter holds it. A merged state may be too large for one, and is part of the agent's state
-    anyway."""
-    body = encode(fact)
-    return encode(Merged(field=fact.field)) if isinstance(fact, Merged) and not keepable(body) else body
 
 
 def decode(agent_plan: AgentPlan, body: bytes) -> Message:
@@ -651,7 +684,7 @@ def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: 
         draft.grow(teller, bodies_bytes=size_of(packed))
         return
     agent = state.agents.get(address)
-    fact = None if agent is None else _fact_in(state.plan_of[type(agent)], agent, letter.input)
+    fact = None if agent is None else fact_in(letter, state.plan_of[type(agent)], agent)
     if fact is None:
         dispatcher.take(draft, address, letter.input, letter.source, now_ns)
     elif address in state.at_rest or address in state.stopped:
@@ -663,18 +696,3 @@ def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: 
         error = (dispatcher.follow_up if decides else dispatcher.react_again)(draft, address, fact, now_ns)
         if error is not None:
             dispatcher.fail(draft, address, letter.input, letter.source, error, now_ns, reached=True)
-
-
-def _fact_in(agent_plan: AgentPlan, agent: Any, body: bytes) -> Event | None:
-    """The fact in a dead letter; None for any other input, and for facts forged in the framework's name: an agent must
-    know of its own facts."""
-    try:
-        fact = agent_plan.decode(body)
-        if isinstance(fact, Merged):
-            return fact if check_merged(agent, fact) is None else None
-    except (*UNDECODABLE, PeerError, Overloaded):
-        return None
-    if not isinstance(fact, CLAIM_EVENTS) or fact.claim not in agent_plan.ordered:
-        return None
-    claim: Claim = getattr(agent, fact.claim)
-    return fact if isinstance(fact, Denied) or (fact.resource, fact.token) == (claim.resource, claim.token) else None

@@ -47,9 +47,10 @@ from stigmergy.shard.commit import (
 )
 from stigmergy.shard.homes import Homes, is_remote_address
 from stigmergy.shard.inputs import ELSEWHERE, Asked, Input, Verdict
-from stigmergy.shard.outbox import Block, Pending, Told, read_told
+from stigmergy.shard.outbox import Block, Pending, TellBody, read_told
 from stigmergy.shard.state import ShardState, evolve_event
 from stigmergy.shard.timers import WINDOW_PREFIX, PendingTimer, TimerSet, read_timer, timer_body
+from stigmergy.shard.tracing import Traced, TracedInput
 
 NEVER_NS = 2**62
 DRAFT_BYTES_MAX = 240 * 1024
@@ -69,6 +70,11 @@ too. What is told to one more is given up."""
 WITHIN_S_MAX = 366 * 86_400
 JOINED_BYTES_MAX = 16 * 1024
 """Runs of more bytes are not joined: to copy them costs more than a new one."""
+TRACE_BYTES = 120
+"""Counted for each note of a trace beside its texts and what every entry has."""
+ADDRESS_CHARS_MAX = 200
+TRACES_BYTES_MAX = 48 * 1024
+"""Past it a step leaves the rest for the next commit; effects that are settled together beyond it have no span."""
 OVERHEAD_BYTES = 64
 """Counted for each entry of a commit beside its texts and bodies: numbers and the framing."""
 
@@ -112,7 +118,15 @@ class Draft:
         """Agents with staleness rules that are new (None) or got an event that a rule waits for."""
         self.size_bytes = 0
         self.wait_ns = NEVER_NS
+        self.traces: list[Traced] = []
+        self._traces_bytes = 0
+        self.trace_id = b""  # of the input that is taken now
+        """Whether the current input belongs to a trace."""
         self._runs: list[tuple[int, int, str]] = []
+        self._origin: tuple[int, str, bool] | None = None
+        """Of the current input: its time, its source, and whether it is a command."""
+        self._joins = False
+        """Whether the next records may share a run with the last ones."""
         self._superseded = 0
         self.newest_events: dict[str, tuple[int, str, Any]] = {}
         """Per agent whose last event here is a `latest` one: where it stands, its tag, the agent before it."""
@@ -130,17 +144,21 @@ class Draft:
             or self.confirmed
             or self.fired
             or self.snapshots
+            or self.traces
         )
 
-    def begin_run(self, time_ns: int, source: str) -> None:
-        """From here on events are taken at this time from this source."""
-        start = len(self.events)
-        source = printable(source, SOURCE_CHARS_MAX)
+    def begin_run(self, time_ns: int, source: str, *, asked: bool = False) -> None:
+        """From here on events are taken at this time from this source. Those of commands, which were `asked` for, are
+        in runs of their own: in a run, what follows an answer came from its command."""
+        start, origin = len(self.events), (time_ns, printable(source, SOURCE_CHARS_MAX), asked)
+        if origin == self._origin:
+            return
+        self._origin, self._joins = origin, False
         if self._runs and self._runs[-1][0] == start:
-            self._runs[-1] = (start, time_ns, source)
-        elif not self._runs or self._runs[-1][1:] != (time_ns, source):
-            self._runs.append((start, time_ns, source))
-            self.grow(source)
+            self._runs[-1] = (start, *origin[:2])
+        else:
+            self._runs.append((start, *origin[:2]))
+            self.grow(origin[1])
 
     @property
     def source(self) -> str:
@@ -189,6 +207,19 @@ class Draft:
             self.grow(moved.source)
         self.marks[key] = moved
 
+    @property
+    def full_of_traces(self) -> bool:
+        """Whether notes of traces use up all their space."""
+        return self._traces_bytes > TRACES_BYTES_MAX
+
+    def trace(self, note: Traced) -> None:
+        """Something of a trace was consumed or settled."""
+        self.traces.append(note)
+        size_bytes = TRACE_BYTES + OVERHEAD_BYTES + 4 * note.chars
+        self._traces_bytes += size_bytes
+        self.size_bytes += size_bytes
+        self.wait_ns = min(self.wait_ns, SECOND_NS)
+
     def settle(self, sink: str, sequences: list[int]) -> None:
         """Effects of this sink are over."""
         self.grow(sink, bodies_bytes=9 * len(sequences))
@@ -197,7 +228,8 @@ class Draft:
     def add_run(self, run: ColumnRun) -> None:
         """Events of compiled agents. Single ones of one source at one time share a run."""
         last = self.columns[-1] if self.columns else None
-        if last is not None and run.actions_count == 0 and _alike(last, run):
+        joins, self._joins = self._joins, True
+        if joins and last is not None and run.actions_count == 0 and _alike(last, run):
             joined = structs.replace(last, count=last.count + run.count, records=b"".join((last.records, run.records)))
             self.columns[-1] = joined
         else:
@@ -244,12 +276,13 @@ class Draft:
             EventRun(events=self._kept_between(starts[number], starts[number + 1]), time_ns=time_ns, source=source)
             for number, (_, time_ns, source) in enumerate(self._runs)
         ]
-        events, owed, answers = self.events, self.owed, self.answers
+        events, owed, answers, traces = self.events, self.owed, self.answers, self.traces
         if self._superseded:
             place = self._places()
             events = [event for event in events if event is not None]
             owed = [Owed(o.agent, o.sink, o.sequence, o.cause if o.cause < 0 else place[o.cause], o.body) for o in owed]
-            answers = [Answer(a.agent, a.command_id, a.command, a.refused, place[a.at], a.time_ns) for a in answers]
+            answers = [a if a.at < 0 else structs.replace(a, at=place[a.at]) for a in answers]
+            traces = [note.placed(place) if isinstance(note, TracedInput) else note for note in traces]
         return Commit(
             format=COLUMNS_FORMAT if self.columns or self.confirmed else COMMIT_FORMAT,
             hash_algorithm=HashAlgorithm.BLAKE3_256,
@@ -270,6 +303,8 @@ class Draft:
             confirmed=list(self.confirmed.items()),
             clients=self.clients if any(self.clients) else [],
             digests=self.digests if any(self.digests) else [],
+            traces=traces,
+            instance=state.instance if traces else "",
         )
 
     def _kept_between(self, start: int, end: int) -> int:
@@ -399,7 +434,7 @@ def pack_tell(
     sink = remote_sink(to)
     if not state.outbox.knows(sink) and state.outbox.remote_count >= REMOTE_ADDRESSES_MAX:
         sink = REMOTE_SINKS
-    return sink, encode(Told(to, message, now_ns, within_ns))
+    return sink, encode(TellBody(to, message, now_ns, within_ns))
 
 
 def size_of(packed: PackedEffect) -> int:
@@ -613,9 +648,6 @@ def _are_same(agent_plan: AgentPlan, one: Any, other: Any) -> bool:
     if all(getattr(one, name) is getattr(other, name) for name in agent_plan.shared):
         one, other = without_shared(agent_plan.shared, one), without_shared(agent_plan.shared, other)
     return canonical_bytes(one) == canonical_bytes(other)
-
-
-# Counts the outcome of inputs, for metrics; not part of the state. Every skipped input is counted.
 
 
 class ShardCounters(Struct):

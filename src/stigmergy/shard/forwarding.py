@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from stigmergy.agents.codec import encode
+from stigmergy.agents.codec import encode, tag_of
+from stigmergy.agents.effects import PUBLISH, REMOTE_SINKS
 from stigmergy.agents.messages import SECOND_NS, Command, Message, spec_of
 from stigmergy.base.errors import Malformed, PeerError
 from stigmergy.shard.commit import Owed
 from stigmergy.shard.inputs import Ask
-from stigmergy.shard.outbox import Outbox, Pending
+from stigmergy.shard.outbox import Outbox, Pending, read_told
 
 FORWARD = "forward"
 """The sink of commands for agents elsewhere."""
@@ -50,6 +51,7 @@ class Forwarded(Struct, array_like=True, frozen=True):
 
 
 _decoder = msgspec.msgpack.Decoder(Forwarded)
+_addressed = msgspec.msgpack.Decoder(tuple[str, bytes])
 
 
 def read_forwarded(pending: Pending | Owed) -> Forwarded:
@@ -91,6 +93,20 @@ class Forwarding:
             f"overloaded: {waiting} commands for {agent} and {self._count} in all are on their way from here, "
             f"{PER_AGENT_MAX} and {FORWARDED_MAX} at most; nothing was done, send it again when some are answered"
         )
+
+
+def named(pending: Pending) -> tuple[str, str]:
+    """The tag of what an owed effect says or does, and for whom or which topic; for traces."""
+    sink, body = pending.sink, pending.body
+    if sink == FORWARD:
+        return tag_of(read_forwarded(pending).command), pending.agent
+    if sink.startswith(REMOTE_SINKS):
+        told = read_told(body)
+        return tag_of(told.message), told.to
+    if sink == PUBLISH or sink.startswith("shard/"):
+        to, message = _addressed.decode(body)
+        return tag_of(message), to
+    return tag_of(body), ""
 
 
 def owed_commands(outbox: Outbox) -> Iterator[Pending]:

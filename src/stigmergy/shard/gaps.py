@@ -76,7 +76,7 @@ class Turn(Enum):
     EARLY = "early"
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     """How far a stream has come, and in which epoch."""
 
     number: int
@@ -86,9 +86,9 @@ class Position(NamedTuple):
 class Gaps(Generic[K]):
     """How far each stream has come, and whose turn it is. `marked` reads the marks."""
 
-    def __init__(self, marked: Callable[[K], Position]) -> None:
+    def __init__(self, marked: Callable[[K], StreamPosition]) -> None:
         self._marked = marked
-        self._reached: dict[K, Position] = {}
+        self._reached: dict[K, StreamPosition] = {}
         self._refused: dict[K, int] = {}
         """Per stream the highest number that was refused: nobody waits for it."""
         self._since_ns: dict[K, int] = {}
@@ -97,7 +97,7 @@ class Gaps(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._reached
 
-    def position(self, key: K) -> Position:
+    def position(self, key: K) -> StreamPosition:
         """What has gone on to the shard in this run, or what the marks say."""
         reached = self._reached.get(key)
         return self._marked(key) if reached is None else reached
@@ -118,7 +118,7 @@ class Gaps(Generic[K]):
         self._since_ns.pop(key, None)
         if self._refused.get(key, 0) <= last:
             self._refused.pop(key, None)
-        remember(self._reached, key, Position(max(last, self.position(key).number), epoch))
+        remember(self._reached, key, StreamPosition(max(last, self.position(key).number), epoch))
 
     def refuse(self, key: K, first: int, follows: int) -> None:
         """A message was refused for good: the next one does not wait for it. One that came early says nothing yet."""
@@ -171,7 +171,7 @@ class GapQueue(Gaps[Key], Generic[NumberedBatchT, WaiterT]):
     """Holds early batches until their turn, and with them their waiters. `consumed` reads the marks."""
 
     def __init__(self, consumed: Callable[[str, int], int], *, gap_wait_ns: int, gap_deliveries_max: int) -> None:
-        super().__init__(lambda key: Position(consumed(*key)))
+        super().__init__(lambda key: StreamPosition(consumed(*key)))
         self.counters = GapCounters()
         self._gap_wait_ns = gap_wait_ns
         self._gap_deliveries_max = gap_deliveries_max

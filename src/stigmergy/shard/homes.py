@@ -8,9 +8,11 @@ the same text in every process and every version.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
+from typing import TypeVar
 
+from stigmergy.agents.assignment import BEYOND_FLEET, is_foreign
 from stigmergy.agents.codec import printable
 from stigmergy.base.errors import DefinitionError, JournalForeign, NotOwned, UnknownKind
 
@@ -24,12 +26,26 @@ AGENTS_CHECKED_MAX = 10_000
 """Of so many agents that a log has is checked whether they belong there."""
 _ADDRESS = re.compile(r"[A-Za-z0-9_.-]{1,64}/[A-Za-z0-9_.:@=~-]{1,128}", re.ASCII)
 _FLEET = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+PlanT = TypeVar("PlanT")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}", re.ASCII)
 
 
 def is_address(text: str) -> bool:
     """Whether somebody could live there."""
     return _ADDRESS.fullmatch(text) is not None
+
+
+def plan_at(plans: Mapping[str, PlanT], address: str) -> PlanT:
+    """The plan of the agent kind that this address names. Raises UnknownKind."""
+    plan = plans.get(address.partition("/")[0])
+    if plan is None and is_foreign(address) and is_remote_address(address):
+        raise UnknownKind(f"{address} is an agent of another fleet; {BEYOND_FLEET}")
+    if plan is None or not is_address(address):
+        raise UnknownKind(
+            f"{address[:200]!r} is no address of an agent here: write Kind/name with a kind of "
+            f"{', '.join(sorted(plans)) or 'this fleet'} and a name of letters, digits and _.:@=~-"
+        )
+    return plan
 
 
 def is_remote_address(text: str) -> bool:
@@ -70,6 +86,10 @@ class Homes:
                 self._known.clear()
             shard = self._known[address] = shard_of(self._text_of(address), self.shards)
         return shard
+
+    def settle(self, addresses: Iterable[str], shard: int) -> None:
+        """Says where these agents live, whatever their hash says: for logs that were put together afterwards."""
+        self._known.update(dict.fromkeys(addresses, shard))
 
     def of_all(self, addresses: Sequence[str]) -> list[int]:
         """The same of many, which are mostly known."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from msgspec import Struct
 
 from stigmergy.shard.commit import SnapshotNote
+from stigmergy.shard.tracing import TraceContext, TracedCommit, Traces
 
 LOCAL = "local"
 """The source of what the embedding program tells us; it has no sequence, because a call is made once."""
 
 
 ELSEWHERE = bytes(bytearray(b"elsewhere"))
-"""Stands, by identity, for an item whose agent lives in another shard: it is passed over, the mark moves past it."""
+"""Stands, by identity, for an item whose agent lives in another shard, or has no handler for it: it is passed over, the
+mark moves past it."""
 
 
 class Delivery(Struct, frozen=True):
@@ -25,6 +27,8 @@ class Delivery(Struct, frozen=True):
     size_bytes: int = 0
     """The length of the envelope, if these items are all of it: they cannot take more room in a commit. 0: count them.
     The shard trusts it, so a figure that is too low makes a commit too large, which stops the node."""
+    traces: Traces = ()
+    """Those of its items that belong to one."""
 
     @property
     def length(self) -> int:
@@ -90,6 +94,7 @@ class Ask(Struct, frozen=True):
     client: str = ""
     """Whose share of the remembered ids it takes; empty: the embedding program's."""
     travel: Travel = HERE
+    trace: TraceContext | None = None
 
 
 class CommandAnswered(Struct, frozen=True):
@@ -118,6 +123,10 @@ class EffectSettled(Struct, frozen=True):
     sink: str
     sequence: int
     result: bytes | None = None
+    times_ns: tuple[int, int] = (0, 0)
+    """When its actuator was first called and when it was done, by the wall clock; for an effect of a trace."""
+    failed: str = ""
+    """Why it is given up; empty if it is not, or nobody asks."""
 
 
 class EffectsSettled(Struct, frozen=True):
@@ -224,6 +233,12 @@ class SharedReceived(Struct, frozen=True):
         return len(self.state) + sum(len(delta) for delta in self.deltas)
 
 
+class CommitDurable(Struct, frozen=True):
+    """A commit with inputs of traces is durable; now it is written down since when."""
+
+    notes: tuple[TracedCommit, ...]
+
+
 class VerdictCame(Struct, frozen=True):
     """What has become of a claim, without having been asked for just now: it was lost, or granted after a wait."""
 
@@ -249,6 +264,7 @@ Single = (
     | EnrollAgents
     | ActionsConfirmed
     | SharedReceived
+    | CommitDurable
     | VerdictCame
 )
 """An input that is one thing: taken, or left for the next commit, as a whole."""
@@ -256,10 +272,17 @@ Single = (
 Input = Delivery | ColumnDelivery | Single
 
 
+UNSAID = "?"
+"""Stands for the position of a command that was sent on, if the node that has decided it has not said where."""
+
+
 class Accepted(Struct, frozen=True):
     """The command was accepted and what followed from it is durable."""
 
     position: int
+    after: str = ""
+    """What to give to a view so that it has seen this: shard, log and position, `0@5f3a9c1e:41`, of the node that has
+    decided. If that one has not said it, `Cart/c01:?`, which is refused with a sentence."""
 
     def __bool__(self) -> bool:
         return True

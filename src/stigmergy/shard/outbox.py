@@ -7,15 +7,17 @@ restart the effects still owed are released again, in order, with the same effec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 import msgspec
 from msgspec import Struct
 
 from stigmergy.agents.columns import ColumnRun
-from stigmergy.agents.effects import REMOTE_SINKS
+from stigmergy.agents.effects import REMOTE_SINKS, TIMERS
 from stigmergy.shard.commit import Owed, Settled
+from stigmergy.shard.timers import WINDOW_PREFIX, read_timer
+from stigmergy.shard.tracing import DEPTH_MAX, OwedTrace, TracedInput, effect_span, input_span
 
 
 class Pending(Struct, array_like=True, frozen=True):
@@ -30,7 +32,7 @@ class Pending(Struct, array_like=True, frozen=True):
     body: bytes
 
 
-class Told(Struct, array_like=True, frozen=True):
+class TellBody(Struct, array_like=True, frozen=True):
     """The body of a tell: its receiver and the message. One for an agent that runs elsewhere says when it was told, and
     how long it may be kept at most; 0: as long as the node's settings say."""
 
@@ -54,7 +56,7 @@ class PassedTell(Struct, array_like=True, frozen=True):
 
 
 read_passed = msgspec.msgpack.Decoder(PassedTell).decode
-read_told = msgspec.msgpack.Decoder(Told).decode
+read_told = msgspec.msgpack.Decoder(TellBody).decode
 
 
 class Outbox:
@@ -129,6 +131,65 @@ class Outbox:
         for effect in pending:
             self._pending.setdefault(effect.sink, {})[effect.sequence] = effect
         self.count = len(pending)
+
+
+class OwedTraces:
+    """The traces of effects that are owed, and of timers that are set. Empty while nothing is traced: callers look
+    before they ask."""
+
+    def __init__(self) -> None:
+        self._carried: dict[tuple[str, int], OwedTrace] = {}
+
+    def __len__(self) -> int:
+        return len(self._carried)
+
+    def carry(self, previous: bytes, number: int, note: TracedInput, owed: Sequence[Owed]) -> None:
+        """What an input has caused belongs to its trace: the number-th note of the commit that cites `previous`, and
+        owes these effects."""
+        first, count = note.owed
+        if not count or note.depth >= DEPTH_MAX:
+            return
+        parent = input_span(note.trace_id, previous, number)
+        for index in range(first, min(first + count, len(owed))):
+            one, due_ns = owed[index], 0
+            key = (one.sink, one.sequence)
+            if one.sink == TIMERS:
+                timer = read_timer(one.body)
+                key, due_ns = _timer_key(one.agent, timer.name), timer.due_ns or 0
+                if timer.due_ns is None or timer.name.startswith(WINDOW_PREFIX):
+                    self._carried.pop(key, None)
+                    continue
+            span_id, depth = effect_span(note.trace_id, previous, index), note.depth + 1
+            self._carried[key] = OwedTrace(note.trace_id, span_id, parent, note.state, depth, note.decided_ns, due_ns)
+
+    def of(self, pending: Pending) -> OwedTrace | None:
+        """The trace of an effect."""
+        return self.get(pending.sink, pending.sequence)
+
+    def get(self, sink: str, sequence: int) -> OwedTrace | None:
+        """The same by its sink and number."""
+        return self._carried.get((sink, sequence))
+
+    def settle(self, sink: str, sequence: int) -> OwedTrace | None:
+        """Forgets the trace of an effect that is settled, and returns it."""
+        return self._carried.pop((sink, sequence), None)
+
+    def fire(self, agent: str, name: str, due_ns: int) -> OwedTrace | None:
+        """Forgets the trace of a timer that went off; None if the timer was set anew without one."""
+        carried = self._carried.pop(_timer_key(agent, name), None)
+        return None if carried is None or carried.due_ns != due_ns else carried
+
+    def all(self) -> list[tuple[str, int, OwedTrace]]:
+        """All of them, in a fixed order."""
+        return [(*key, self._carried[key]) for key in sorted(self._carried)]
+
+    def restore(self, carried: list[tuple[str, int, OwedTrace]]) -> None:
+        """Takes over what a snapshot says."""
+        self._carried = {(sink, sequence): one for sink, sequence, one in carried}
+
+
+def _timer_key(agent: str, name: str) -> tuple[str, int]:
+    return f"{TIMERS}/{agent}/{name}", 0
 
 
 # Blocks of actions of compiled agents, owed to batch actuators. Rebuilt from commits.

@@ -24,6 +24,7 @@ from stigmergy.shard.commit import Commit, EventRun
 from stigmergy.shard.memory import Remembered
 from stigmergy.shard.state import ShardState, evolve_event, fold_fact
 from stigmergy.shard.timers import read_timer
+from stigmergy.shard.tracing import TracedInput
 
 _framework_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[FRAMEWORK_EVENTS])  # noqa: UP007 - made from a tuple
 
@@ -42,6 +43,9 @@ def apply(state: ShardState, commit: Commit, digest: bytes) -> None:
         state.marks.move(moved)
     for settled in commit.settled:
         state.outbox.settle(settled)
+        if state.traces:
+            for sequence in settled.sequences:
+                state.traces.settle(settled.sink, sequence)
     for kind, upto in commit.confirmed:
         state.blocks.confirm(kind, upto)
     _take_on(state, commit)
@@ -174,6 +178,12 @@ def _fold_any(
 
 def _take_on(state: ShardState, commit: Commit) -> None:
     """Takes effects into the outbox and timers into their table, in the order in which they came and went."""
+    if state.traces:
+        for agent, name, _ in commit.fired:
+            state.traces.fire(agent, name, 0)
+    for number, note in enumerate(commit.traces):
+        if isinstance(note, TracedInput):
+            state.traces.carry(commit.previous, number, note, commit.owed)
     fired = iter(commit.fired)
     next_fired = next(fired, None)
     for index, owed in enumerate(commit.owed):

@@ -21,16 +21,17 @@ Nothing of the open draft was written; a restart replays the journal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, assert_never
 
 from msgspec import structs
 
-from stigmergy.agents.codec import REASON_CHARS_MAX, SOURCE_CHARS_MAX, printable
+from stigmergy.agents.codec import REASON_CHARS_MAX, SOURCE_CHARS_MAX, printable, tag_of
 from stigmergy.agents.columns import images_of
 from stigmergy.agents.confirmations import woken_body
-from stigmergy.agents.effects import shard_sink
-from stigmergy.agents.messages import SECOND_NS
+from stigmergy.agents.effects import TIMERS, TellFailed, shard_sink
+from stigmergy.agents.messages import SECOND_NS, spec_of
 from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.agents.shared import STATE_BYTES_MAX
@@ -39,15 +40,24 @@ from stigmergy.agents.supervision import (
     AgentResumed,
     InputsSkipped,
     LetterTaken,
+    OnFailed,
     SafeActionTaken,
     SignerEnrolled,
     SignerRevoked,
 )
 from stigmergy.base.errors import Bug, NotOwned, Overloaded, PeerError, StigmergyError
 from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
-from stigmergy.shard.dispatch import ADDRESS_CHARS_MAX, InputDispatcher, give_up_tell, retry, take_merged, take_verdict
-from stigmergy.shard.draft import COLUMNS_REST_BYTES, DRAFT_BYTES_MAX, NEVER_NS, Draft, Ready, Stepped
-from stigmergy.shard.forwarding import FORWARD, Forwarding, late, read_forwarded
+from stigmergy.shard.dispatch import InputDispatcher, give_up_tell, retry, take_merged, take_verdict
+from stigmergy.shard.draft import (
+    ADDRESS_CHARS_MAX,
+    COLUMNS_REST_BYTES,
+    DRAFT_BYTES_MAX,
+    NEVER_NS,
+    Draft,
+    Ready,
+    Stepped,
+)
+from stigmergy.shard.forwarding import FORWARD, Forwarding, late, named, read_forwarded
 from stigmergy.shard.homes import Homes, Ownership
 from stigmergy.shard.inputs import (
     Accepted,
@@ -56,6 +66,7 @@ from stigmergy.shard.inputs import (
     Asked,
     ColumnDelivery,
     CommandAnswered,
+    CommitDurable,
     Delivery,
     EffectSettled,
     EffectsSettled,
@@ -77,8 +88,10 @@ from stigmergy.shard.inputs import (
     Verdict,
     VerdictCame,
 )
-from stigmergy.shard.state import ShardState
+from stigmergy.shard.state import ShardReading, ShardState
 from stigmergy.shard.timers import WINDOW_PREFIX
+from stigmergy.shard.trace_notes import trace_input
+from stigmergy.shard.tracing import NAME_CHARS_MAX, OwedTrace, TraceContext, TracedEffect, Traces
 
 COMMAND_ID_CHARS_MAX = 200
 COMMIT_NOTE_BYTES = 96
@@ -104,10 +117,25 @@ class Shard:
         self._untaken: list[tuple[Input, StigmergyError]] = []
         self._broken = False
 
+    def trace_failures(self, is_on: bool) -> None:
+        """Says whether refused and failed inputs that belong to no trace begin one."""
+        self._dispatcher.traces_failures = is_on
+
+    def report_failures(self, on_failed: OnFailed) -> None:
+        """Says who is told of inputs that become dead letters, at once."""
+        self._dispatcher.on_failed = on_failed
+
     @property
     def counters(self) -> Any:
         """Counts of taken, refused, failed and skipped inputs since the start."""
         return self._dispatcher.counters
+
+    @property
+    def effects_count(self) -> int:
+        """How many effects the open draft owes, those of compiled agents included."""
+        draft = self._draft
+        blocks = sum(block.count for block in draft.blocks) if draft.blocks else 0
+        return len(draft.pending) + blocks
 
     def step(self, inputs: Sequence[Input], now_ns: int) -> Stepped:
         """Takes inputs in order. Returns how long the draft may wait for the disk (None: there is nothing to write).
@@ -134,7 +162,7 @@ class Shard:
         for number, one in enumerate(inputs):
             # Records are small and their loop stops where the room ends: a draft may take more of them.
             limit = self.state.limits.columns_bytes_max if isinstance(one, ColumnDelivery) else DRAFT_BYTES_MAX
-            if draft.size_bytes > limit:
+            if draft.size_bytes > limit or draft.full_of_traces:
                 draft.hurry(0)
                 return list(inputs[number:])
             large = isinstance(one, SharedReceived) and draft.size_bytes + one.size_bytes > DRAFT_BYTES_MAX
@@ -237,12 +265,29 @@ class Shard:
         if not fitting:
             return delivery if items is delivery.items else self._rest(delivery, items, first)
         draft.begin_run(now_ns, delivery.source)
-        taken = dispatcher.take_items(draft, fitting, delivery.source, now_ns)
+        traces = _behind(delivery.traces, len(delivery.items) - len(items)) if delivery.traces else ()
+        taken = dispatcher.take_items(draft, fitting, delivery.source, now_ns, traces)
         if first:
             self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, first + taken - 1)
             if delivery.source == self._own_sink:
-                self._settle(self._own_sink, range(first, first + taken))
+                self._settle(self._own_sink, range(first, first + taken), now_ns)
         return None if taken == len(items) else self._rest(delivery, items[taken:], first and first + taken)
+
+    def _traced(
+        self, context: TraceContext | None, address: str, tag: str, now_ns: int, take: Callable[[], int | None]
+    ) -> int:
+        """Takes one input, which belongs to a trace unless `context` is None; returns what `take` does."""
+        draft = self._draft
+        if context is None:
+            return take() or 0
+        begun = (len(draft.events), len(draft.owed), len(draft.answers))
+        draft.trace_id = context.trace_id
+        try:
+            taken = take() or 0
+        finally:
+            draft.trace_id = b""
+        trace_input(self.state, draft, context, printable(address, ADDRESS_CHARS_MAX), tag, begun, now_ns)
+        return taken
 
     def _deliver_columns(self, delivery: ColumnDelivery, now_ns: int) -> ColumnDelivery | None:
         """Takes records; returns the part of them that has to wait for the next commit."""
@@ -288,7 +333,9 @@ class Shard:
             self._draft.hurry(MARKS_WAIT_NS)
 
     def _rest(self, delivery: Delivery, items: list[tuple[str, bytes]], sequence: int) -> Delivery:
-        return structs.replace(delivery, items=items, sequence=sequence, size_bytes=0)
+        skipped = len(delivery.items) - len(items)
+        traces = _behind(delivery.traces, skipped) if delivery.traces else ()
+        return structs.replace(delivery, items=items, sequence=sequence, size_bytes=0, traces=traces)
 
     def _pass_over(self, delivery: Delivery | ColumnDelivery, count: int) -> None:
         """The first so many items were consumed before. A new owner who repeats them is an owner all the same."""
@@ -297,7 +344,7 @@ class Shard:
             consumed = self.state.marks.consumed(delivery.source, delivery.incarnation)
             self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, consumed)
         if delivery.source == self._own_sink:
-            self._settle(self._own_sink, range(delivery.sequence, delivery.sequence + count))
+            self._settle(self._own_sink, range(delivery.sequence, delivery.sequence + count), self._now_ns)
 
     def _take(self, one: Single, now_ns: int) -> None:
         """Takes any other input."""
@@ -312,7 +359,7 @@ class Shard:
             case EffectSettled():
                 self._effect_settled(one, now_ns)
             case EffectsSettled():
-                settled = self._settle(one.sink, one.sequences)
+                settled = self._settle(one.sink, one.sequences, now_ns)
                 dispatcher.counters.duplicates += len(one.sequences) - settled
             case TellGivenUp():
                 self._give_up(one, now_ns)
@@ -354,6 +401,10 @@ class Shard:
                 if error is not None:
                     dispatcher.counters.count_untaken(error)
                     self._untaken.append((one, error))
+            case CommitDurable():
+                for note in one.notes:
+                    if not draft.full_of_traces:
+                        draft.trace(note)
             case VerdictCame():
                 take_verdict(state, dispatcher, draft, one.agent, one.verdict, now_ns)
             case _:
@@ -363,6 +414,11 @@ class Shard:
         """Where an event about an agent is kept: with the agent, or with the shard if it is not there or stopped."""
         there = self.state.has_agent(address) and address not in self.state.stopped
         return address if there else SHARD_ADDRESS
+
+    def has_command(self, agent: str, command_id: str) -> bool:
+        """Whether a command was sent on to another node, or was answered."""
+        is_answered = self.state.answers.get(agent, command_id) is not None
+        return is_answered or self._forwarding.get(agent, command_id) is not None
 
     def _ask(self, ask: Ask, now_ns: int) -> None:
         asked = (ask.agent, ask.command_id, ask.command)
@@ -392,9 +448,17 @@ class Shard:
             self._dispatcher.counters.refused += 1
             self._repeats.append((asked, Refused(refusal), 0))
             return
-        self._draft.begin_run(now_ns, ask.source)
+        self._draft.begin_run(now_ns, ask.source, asked=True)
+        if ask.trace is None:
+            self._decide_ask(ask, agent, client, now_ns)
+        else:
+            take = partial(self._decide_ask, ask, agent, client, now_ns)
+            self._traced(ask.trace, agent, tag_of(ask.command), now_ns, take)
+
+    def _decide_ask(self, ask: Ask, agent: str, client: str, now_ns: int) -> None:
+        """Refuses a command that comes too late, sends it on, or has its agent decide."""
         if (why := late(ask, now_ns)) is not None:
-            self._dispatcher.refuse(self._draft, asked, client, why, now_ns)
+            self._dispatcher.refuse(self._draft, (ask.agent, ask.command_id, ask.command), client, why, now_ns)
         elif ask.travel.elsewhere:
             pending = self._dispatcher.forward(self._draft, ask, client, now_ns)
             if pending is not None:
@@ -418,10 +482,10 @@ class Shard:
             self._dispatcher.counters.duplicates += 1
             return
         one = read_forwarded(pending)
-        self._settle(FORWARD, (answered.sequence,))
+        refused = None if answered.refused is None else printable(answered.refused, REASON_CHARS_MAX)
+        self._settle(FORWARD, (answered.sequence,), now_ns, failed=refused or "")
         self._forwarding.drop(pending.agent, one.command_id)
         self._draft.begin_run(now_ns, FORWARD)
-        refused = None if answered.refused is None else printable(answered.refused, REASON_CHARS_MAX)
         asked = (pending.agent, one.command_id, one.command)
         self._dispatcher.answer_elsewhere(self._draft, asked, one.client, refused, now_ns)
 
@@ -440,20 +504,32 @@ class Shard:
         else:
             plan = state.plans.get(due.agent.partition("/")[0])
             body = woken_body(() if plan is None else plan.known_tags, due.name)
-            dispatcher.take(draft, due.agent, body, "timer", now_ns)
+            carried = state.traces.fire(due.agent, due.name, due.due_ns) if state.traces else None
+            if carried is not None:
+                draft.trace(_settled_note(carried, due.agent, TIMERS, (due.name, ""), now_ns))
+            context = None if carried is None else carried.context(now_ns)
+            take = partial(dispatcher.take, draft, due.agent, body, "timer", now_ns)
+            self._traced(context, due.agent, tag_of(body), now_ns, take)
 
     def _effect_settled(self, settled: EffectSettled, now_ns: int) -> None:
         pending = self.state.outbox.get(settled.sink, settled.sequence)
         if pending is None or pending.position >= self._draft.position:
             self._dispatcher.counters.duplicates += 1
             return
-        self._settle(settled.sink, (settled.sequence,))
+        carried = self.state.traces.of(pending) if self.state.traces else None
+        self._settle(settled.sink, (settled.sequence,), now_ns, settled.times_ns, settled.failed)
+        if settled.result is None:
+            return
+        state, dispatcher, draft, address = self.state, self._dispatcher, self._draft, pending.agent
+        take: Callable[[], None] | None = None
         if settled.sink == LEDGER:
-            if settled.result is not None:
-                take_verdict(self.state, self._dispatcher, self._draft, pending.agent, settled.result, now_ns)
-        elif settled.result is not None and self._dispatcher.understands(pending.agent, settled.result):
-            self._draft.begin_run(now_ns, settled.sink)
-            self._dispatcher.take(self._draft, pending.agent, settled.result, settled.sink, now_ns)
+            take = partial(take_verdict, state, dispatcher, draft, address, settled.result, now_ns)
+        elif dispatcher.understands(address, settled.result):
+            draft.begin_run(now_ns, settled.sink)
+            take = partial(dispatcher.take, draft, address, settled.result, settled.sink, now_ns)
+        if take is not None:
+            context = None if carried is None else carried.context(settled.times_ns[1])
+            self._traced(context, address, tag_of(settled.result), now_ns, take)
 
     def _give_up(self, given_up: TellGivenUp, now_ns: int) -> None:
         """A tell that was not taken elsewhere: a dead letter, of which its teller hears."""
@@ -461,17 +537,34 @@ class Shard:
         if pending is None or pending.position >= self._draft.position:
             self._dispatcher.counters.duplicates += 1
             return
-        self._settle(given_up.sink, (given_up.sequence,))
+        carried = self.state.traces.of(pending) if self.state.traces else None
+        self._settle(given_up.sink, (given_up.sequence,), now_ns, failed=given_up.reason)
         self._draft.begin_run(now_ns, given_up.sink)
-        give_up_tell(self.state, self._dispatcher, self._draft, pending, given_up.reason, now_ns)
+        give_up = partial(give_up_tell, self.state, self._dispatcher, self._draft, pending, given_up.reason, now_ns)
+        context = None if carried is None else carried.context()
+        self._traced(context, pending.agent, spec_of(TellFailed).tag, now_ns, give_up)
 
-    def _settle(self, sink: str, sequences: Sequence[int]) -> int:
+    def _settle(
+        self,
+        sink: str,
+        sequences: Sequence[int],
+        now_ns: int,
+        times_ns: tuple[int, int] = (0, 0),
+        failed: str = "",
+    ) -> int:
         """Forgets effects that are owed by a commit before this one; nobody can have carried out a later one.
 
         Returns how many of them were still owed.
         """
         pending = (self.state.outbox.get(sink, sequence) for sequence in sequences)
         owed = [effect.sequence for effect in pending if effect is not None and effect.position < self._draft.position]
+        if owed and self.state.traces:
+            for sequence in owed:
+                carried, effect = self.state.traces.settle(sink, sequence), self.state.outbox.get(sink, sequence)
+                if carried is not None and effect is not None and not self._draft.full_of_traces:
+                    self._draft.trace(
+                        _settled_note(carried, effect.agent, sink, named(effect), now_ns, times_ns, failed)
+                    )
         if owed:
             self.state.outbox.settle(Settled(sink, owed))
             self._draft.settle(sink, owed)
@@ -513,6 +606,28 @@ class Shard:
         self._draft.hurry(MARKS_WAIT_NS)
 
 
+def _behind(traces: Traces, count: int) -> Traces:
+    """The traces of a delivery without its first so many items."""
+    return tuple((place - count, context) for place, context in traces if place >= count)
+
+
+def _settled_note(
+    carried: OwedTrace,
+    agent: str,
+    sink: str,
+    name: tuple[str, str],
+    now_ns: int,
+    times_ns: tuple[int, int] = (0, 0),
+    failed: str = "",
+) -> TracedEffect:
+    """What is noted of an effect of a trace that is over."""
+    of = (carried.trace_id, carried.span_id, carried.parent, carried.state)
+    what, to = (printable(text, NAME_CHARS_MAX) for text in name)
+    return TracedEffect(
+        *of, agent, sink, what, to, carried.owed_ns, now_ns, *times_ns, printable(failed, REASON_CHARS_MAX)
+    )
+
+
 class Shards(Ownership):
     """The shards of one host, by number. Iterating gives those that it owns, in order."""
 
@@ -533,6 +648,14 @@ class Shards(Ownership):
         if shard is None:
             raise NotOwned(f"{self._owner_of(number)} has shard {number} of this fleet; ask there")
         return shard
+
+    def has_command(self, number: int, agent: str, command_id: str) -> bool:
+        """Whether a shard has sent a command on to another node, or answered it."""
+        return self[number].has_command(agent, command_id)
+
+    def reading(self, number: int) -> ShardReading:
+        """What a shard knows, for those who read its log while it runs."""
+        return ShardReading(self[number].state)
 
     def __iter__(self) -> Iterator[Shard]:
         return iter(self._owned.values())

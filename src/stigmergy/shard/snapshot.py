@@ -27,6 +27,7 @@ from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.outbox import Block, Pending
 from stigmergy.shard.state import EnrolledSigner, ShardState
 from stigmergy.shard.timers import PendingTimer
+from stigmergy.shard.tracing import OwedTrace
 
 SNAPSHOT_FORMAT = 1
 AGENTS_PER_PART = 200
@@ -72,6 +73,8 @@ class SnapshotTables(Struct, array_like=True, frozen=True):
     are not listed."""
     digests: list[bytes] = []
     """What tells the commands behind `answers` from others, one for each; empty if none is known."""
+    traces: list[tuple[str, int, OwedTrace]] = []
+    """By sink and sequence, the traces of what is owed."""
 
 
 class KindVersion(Struct, array_like=True, frozen=True):
@@ -130,6 +133,7 @@ def tables_of(state: ShardState) -> SnapshotTables:
         clients=state.answers.clients(),
         floors=state.answers.floors(),
         digests=state.answers.digests(),
+        traces=state.traces.all(),
     )
 
 
@@ -327,6 +331,7 @@ def load_tables(state: ShardState, tables: SnapshotTables) -> None:
     for mark in tables.marks:
         state.marks.move(mark)
     state.outbox.restore(tables.sent, tables.owed)
+    state.traces.restore(tables.traces)
     state.timers.restore(tables.timers)
     if tables.clients and len(tables.clients) != len(tables.answers):
         raise JournalCorrupt("the clients in a snapshot do not fit its answers; an older snapshot is used")

@@ -12,12 +12,13 @@ from msgspec import Struct
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.assignment import Assignment
-from stigmergy.agents.columns import Table
+from stigmergy.agents.codec import UNDECODABLE, encode, keepable
+from stigmergy.agents.columns import ColumnRun, Layout, Table, Templates
 from stigmergy.agents.effects import WindowClosed
-from stigmergy.agents.messages import Message
-from stigmergy.agents.ordered import CLAIM_EVENTS, fold_verdict
+from stigmergy.agents.messages import Event, Message
+from stigmergy.agents.ordered import CLAIM_EVENTS, Claim, Denied, fold_verdict
 from stigmergy.agents.plans import AgentPlan, Plan, plan_agent
-from stigmergy.agents.shared import SHARED_EVENTS, fold_shared, replica_id
+from stigmergy.agents.shared import SHARED_EVENTS, Merged, check_merged, fold_shared, replica_id
 from stigmergy.agents.supervision import (
     AgentResumed,
     AgentsEnrolled,
@@ -29,13 +30,13 @@ from stigmergy.agents.supervision import (
     SignerRevoked,
 )
 from stigmergy.agents.windows import Window
-from stigmergy.base.errors import ConfigError, DefinitionError, JournalCorrupt, UnknownKind
+from stigmergy.base.errors import ConfigError, DefinitionError, JournalCorrupt, Overloaded, PeerError
 from stigmergy.shard.commit import GENESIS, Head
 from stigmergy.shard.directory import Directory
-from stigmergy.shard.homes import is_address
+from stigmergy.shard.homes import plan_at
 from stigmergy.shard.marks import Marks
 from stigmergy.shard.memory import Answers, DeadLetter, DeadLetters, Failures, Pasts
-from stigmergy.shard.outbox import Blocks, Outbox
+from stigmergy.shard.outbox import Blocks, Outbox, OwedTraces
 from stigmergy.shard.timers import Timers
 
 AGENTS_COUNT_MAX = 1_000_000
@@ -74,8 +75,10 @@ class EnrolledSigner(Struct, array_like=True, frozen=True):
     revoked_after: int | None = None
 
 
-def plan_agents(classes: Iterable[type[Agent]]) -> dict[str, AgentPlan]:
-    """Makes agent classes ready to run, by kind."""
+def plan_agents(
+    classes: Iterable[type[Agent]], also: Mapping[str, Iterable[type[Message]]] | None = None
+) -> dict[str, AgentPlan]:
+    """Makes agent classes ready to run, by kind. `also` are events that a kind takes without a handler."""
     plans: dict[str, AgentPlan] = {}
     for cls in classes:
         kind = cls.__agent_kind__
@@ -84,7 +87,7 @@ def plan_agents(classes: Iterable[type[Agent]]) -> dict[str, AgentPlan]:
                 f"two agent classes of kind {kind!r}: {plans[kind].cls.__module__}.{plans[kind].cls.__qualname__} and "
                 f"{cls.__module__}.{cls.__qualname__}; give one of them kind=…"
             )
-        plans[kind] = plan_agent(cls)
+        plans[kind] = plan_agent(cls, (also or {}).get(kind, ()))
     return plans
 
 
@@ -120,6 +123,9 @@ class ShardState:
         self.blocks = Blocks()
         self.marks = Marks()
         self.outbox = Outbox()
+        self.traces = OwedTraces()
+        self.instance = ""
+        """What the node or worker that goes on with the log is called in its traces."""
         self.timers = Timers()
         self.answers = Answers()
         self.letters = DeadLetters()
@@ -163,14 +169,7 @@ class ShardState:
 
     def plan_at(self, address: str) -> AgentPlan:
         """The plan of the agent kind that this address names."""
-        kind, _, _ = address.partition("/")
-        plan = self.plans.get(kind)
-        if plan is None or not is_address(address):
-            raise UnknownKind(
-                f"{address[:200]!r} is no address of an agent here: write Kind/name with a kind of "
-                f"{', '.join(sorted(self.plans)) or 'this fleet'} and a name of letters, digits and _.:@=~-"
-            )
-        return plan
+        return plan_at(self.plans, address)
 
     def table_at(self, address: str) -> tuple[Table | None, int]:
         """The table of an agent and its number there: none for an interpreted kind, -1 for one not enrolled."""
@@ -323,3 +322,52 @@ def _fill(plan: Plan, agent: Any, event: Any, now_ns: int) -> None:
         fold_shared(agent, event)
     elif isinstance(event, CLAIM_EVENTS):
         fold_verdict(agent, event, now_ns)
+
+
+def letter_of(fact: Event) -> bytes:
+    """A fact as a dead letter holds it. A merged state may be too large for one, and is part of the agent's state
+    anyway."""
+    body = encode(fact)
+    return encode(Merged(field=fact.field)) if isinstance(fact, Merged) and not keepable(body) else body
+
+
+def fact_in(letter: DeadLetter, agent_plan: AgentPlan, agent: Any) -> Event | None:
+    """The fact in a dead letter; None for any other input, and for facts forged in the framework's name: an agent must
+    know of its own facts."""
+    try:
+        fact = agent_plan.decode(letter.input)
+        if isinstance(fact, Merged):
+            return fact if check_merged(agent, fact) is None else None
+    except (*UNDECODABLE, PeerError, Overloaded):
+        return None
+    if not isinstance(fact, CLAIM_EVENTS) or fact.claim not in agent_plan.ordered:
+        return None
+    claim: Claim = getattr(agent, fact.claim)
+    return fact if isinstance(fact, Denied) or (fact.resource, fact.token) == (claim.resource, claim.token) else None
+
+
+class ShardReading:
+    """What a running shard knows, for readers of its log beside it."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+
+    def layout_of(self, run: ColumnRun) -> Layout:
+        """The layout of a run's records."""
+        return self._state.directory.layout_of(run)
+
+    def templates_of(self, digest: bytes) -> Templates:
+        """The templates with this digest."""
+        return self._state.directory.templates_of(digest)
+
+    def name(self, kind: str, number: int) -> str:
+        """The id of an agent."""
+        table = self._state.tables.get(kind)
+        if table is None or not 0 <= number < len(table):
+            return self._state.directory.name(kind, number)
+        return table.name(number)
+
+    def find(self, kind: str, name: str) -> int:
+        """The number of an agent."""
+        table = self._state.tables.get(kind)
+        return self._state.directory.find(kind, name) if table is None else table.find(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import math
 import multiprocessing
 import os
@@ -251,7 +252,13 @@ class _Worker:
         with warnings.catch_warnings():
             # Newer Pythons warn of a fork beside threads. The worker uses nothing that a thread may hold.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.process.start()
+            # What the worker inherits is never collected there: the end of a gRPC server or channel waits for a thread
+            # that only the owner has, and never returns.
+            gc.freeze()
+            try:
+                self.process.start()
+            finally:
+                gc.unfreeze()
         theirs.close()
         self.seed: int | None = None
         self.since_s = 0.0

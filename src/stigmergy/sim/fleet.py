@@ -23,20 +23,20 @@ from stigmergy.agents.codec import tag_of
 from stigmergy.agents.display import shared_fields
 from stigmergy.agents.effects import Order
 from stigmergy.agents.supervision import SHARD_ADDRESS
-from stigmergy.audit.directories import ShardReading
 from stigmergy.base.errors import ConfigError
 from stigmergy.bus.memory import MemoryBroker
 from stigmergy.bus.port import BusMessage
 from stigmergy.bus.topics import AGENTS, check_level_name
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
+from stigmergy.crdt.anti_entropy.context import SharedStatus
 from stigmergy.network.bus_link import describe_this_node
 from stigmergy.network.replication import Replication
-from stigmergy.network.replicator import SharedStatus
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings, Snapshots
 from stigmergy.shard.commit import Group
 from stigmergy.shard.commit_reader import walk
+from stigmergy.shard.state import ShardReading
 from stigmergy.sim.checkers import HoldRecorder, replicas_converge
 from stigmergy.sim.disk import DiskFault
 from stigmergy.sim.errors import SimulationError

@@ -32,14 +32,14 @@ from stigmergy.agents.effects import REMOTE_SINKS
 from stigmergy.agents.messages import SECOND_NS, Event, Keeping, spec_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
-from stigmergy.audit.directories import ShardReading
 from stigmergy.base.errors import ConfigError, StigmergyError
 from stigmergy.keys.ed25519 import Ed25519Verifier
-from stigmergy.network.subscriber import bus_source
 from stigmergy.node.declaration import Declaration
+from stigmergy.node.ingress import bus_source
 from stigmergy.shard.commit_reader import KeptEvent, walk
 from stigmergy.shard.dispatch import TOLD_SOURCES
 from stigmergy.shard.outbox import read_told
+from stigmergy.shard.state import ShardReading
 from stigmergy.sim.checkers import (
     AcknowledgedInput,
     SignedLog,
@@ -57,10 +57,12 @@ from stigmergy.sim.checkers import (
 from stigmergy.sim.errors import SimulationError
 from stigmergy.sim.faults import ALL, Fault, Planned, read_faults
 from stigmergy.sim.fleet import FOR_S, HEAL_S, Nodes, Setup, SimFleet
+from stigmergy.sim.joined_log import JoinedLog, join_logs
 from stigmergy.sim.logbook import Logbook
 from stigmergy.sim.node import SITE, Machine, Replaced
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, render
+from stigmergy.sim.views import check_declared_views
 from stigmergy.sim.world import World
 
 # A scenario: a fleet, what happens to it, and what must hold, under a name that `stigmergy sim` can run.
@@ -84,6 +86,10 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """What it is, in a sentence."""
     names: Callable[[int], Sequence[str]] | None = None
     """The addresses of so many agents, where it matters which they are. Otherwise they are counted from 1."""
+
+    def __post_init__(self) -> None:
+        for fleet in (self.setup.fleet, *self.setup.versions):
+            check_declared_views(fleet)
 
     def with_agents(self, count: int) -> Scenario:
         """The same with so many agents."""
@@ -152,6 +158,8 @@ class Outcome(Struct, frozen=True):
     chronicle: Chronicle | None = None
     replaced: list[Replaced] = []
     """Journals that were given up for fresh ones: invariants over all history have to count them."""
+    log: JoinedLog | None = None
+    """With a chronicle: what all nodes have kept, to be played back."""
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}, trace {self.trace}", "violations:"]
@@ -252,6 +260,7 @@ class _Stage:
             counts["messages"],
             fleet.chronicle,
             [] if world is None else list(world.replaced()),
+            None if fleet.chronicle is None else join_logs(list(fleet.machines.values())),
         )
 
 

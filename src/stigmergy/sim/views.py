@@ -7,12 +7,13 @@ The fold goes shard by shard: a view whose rows depend on the order between shar
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 
 from msgspec import structs
 
-from stigmergy.agents.view import ViewPlan
-from stigmergy.base.errors import StigmergyError
+from stigmergy.agents.view import ViewPlan, plan_of
+from stigmergy.base.errors import ConfigError, StigmergyError
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.shard.commit import Commit
@@ -21,7 +22,7 @@ from stigmergy.shard.directory import Directory
 from stigmergy.sim.logbook import Logbook
 from stigmergy.views.fold import Fold
 from stigmergy.views.memory import MemoryTables, MemoryViewStore
-from stigmergy.views.port import ROWS_MAX, Values, check_selection, shard_name
+from stigmergy.views.port import Values, check_selection, shard_name
 from stigmergy.views.service import HostLogs, ViewService
 
 CAUGHT_UP_S_MAX = 600.0
@@ -53,6 +54,17 @@ class SimViewStore(MemoryViewStore):
 
     async def sync(self) -> None:
         self._disk.sync()
+
+
+def check_declared_views(declaration: Declaration) -> None:
+    """Raises ConfigError for a view that no simulated node could keep: each has the log of its own fleet."""
+    for plan in map(plan_of, declaration.views):
+        others = [repr(name) for name in plan.fleets if name != declaration.name]
+        if others:
+            raise ConfigError(
+                f"view {plan.name} is of fleet {' and '.join(others)} too, and the simulator has the logs of "
+                f"{declaration.name!r}: simulate a Fleet without this view, and test it with given(…).project(…)"
+            )
 
 
 def make_views(declaration: Declaration, host: Host, disk: SimViewDisk) -> ViewService | None:
@@ -87,7 +99,9 @@ async def check_views(service: ViewService, host: Host, logbook: Logbook) -> Non
 async def _rows_of(service: ViewService, plan: ViewPlan) -> tuple[list[Values], dict[str, int]]:
     """All rows from one moment, and which."""
     store = service.projector(plan).store
-    rows, known = await store.select(plan.name, plan.columns, check_selection(plan, (), limit=ROWS_MAX))
+    # More than one answer may have: a simulated store is in memory.
+    wanted = structs.replace(check_selection(plan, ()), limit=sys.maxsize)
+    rows, known = await store.select(plan.name, plan.columns, wanted)
     return rows, {name: at.position for name, at in known.positions.items()}
 
 

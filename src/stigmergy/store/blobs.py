@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
@@ -114,7 +114,11 @@ class Elsewhere(Protocol):
     """Who may have what this store lacks: other nodes."""
 
     async def get(self, name: str) -> bytes | None:
-        """The bytes of an object of another node's store; None if nobody has it. Raises LinkDown, TooLarge."""
+        """The bytes of an object of another node's store; None if nobody has it. Raises StoreUnavailable, TooLarge."""
+        ...
+
+    def away(self) -> Sequence[str]:
+        """The nodes that are known and not there: they may have it."""
         ...
 
 
@@ -270,6 +274,25 @@ class Blobs:
             finally:
                 file.close()
         return path
+
+    async def locate(self, digest: str) -> Blob:
+        """The blob with this digest in hexadecimal, of this store or of another node's. Raises BlobMissing if nobody
+        has it, StoreUnavailable if a node that may have it is away or does not answer."""
+        for kept in (await self.kept(digest))[-1:]:
+            return kept.blob
+        told = None if self.elsewhere is None else await self.elsewhere.get(f"{MANIFESTS}{digest}/")
+        if told is not None:
+            size_bytes, _, media_type = told.decode("utf-8", "replace").partition(" ")
+            if size_bytes.isascii() and size_bytes.isdigit() and int(size_bytes) <= BLOB_BYTES_MAX:
+                return Blob(bytes.fromhex(digest), int(size_bytes), media_type)
+        away = [] if self.elsewhere is None else self.elsewhere.away()
+        if away:
+            raise StoreUnavailable(
+                f"no blob {digest} in {self.place}, nor at the nodes that are here; {', '.join(away[:5])} may have it "
+                "and is away: try again when it is back"
+            )
+        nobody = "" if self.elsewhere is None else ", and no node on the bus has it"
+        raise BlobMissing(f"{self.place} has no blob {digest}{nobody}; put it, or ask elsewhere")
 
     async def has(self, blob: Blob) -> bool:
         """Whether this store has a blob; other nodes are not asked."""

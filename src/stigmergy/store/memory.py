@@ -11,7 +11,6 @@ virtual time and every run repeats.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -21,6 +20,7 @@ from msgspec import Struct
 
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import Bug, ConfigError, StoreConflict, StoreUnavailable
+from stigmergy.diagnostics.logger import Log
 from stigmergy.store.port import (
     NS,
     Anew,
@@ -253,7 +253,7 @@ class MemoryStoreServer:
 EXPIRY_PAUSE_S_MIN = 0.001
 """The shortest wait before it checks again whether a lease is over: clocks and timers may differ."""
 
-_log = logging.getLogger(__name__)
+_log = Log("store")
 
 
 class MemoryWatch:
@@ -308,8 +308,9 @@ class MemoryWatch:
             return
         try:
             self._heard(change)
-        except Exception:
-            _log.exception("a watcher of %s failed; it still gets the next change", self._bucket.name)
+        except Exception as error:
+            text = f"a watcher of {self._bucket.name} failed; it still gets the next change"
+            _log.say("store-watch-failed", text, error=error)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -13,20 +13,20 @@ import base64
 import hashlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from msgspec import Struct
 
 LOOPBACK = "127.0.0.1"
 START_S_MAX = 180.0
-STOP_S_MAX = 5.0
+STOP_S_MAX = 30.0
 STARTS_MAX = 3
 """A port that was free may be taken when the broker wants it: then another one."""
 UNPACKED = Path("build/mosquitto")
@@ -45,29 +45,20 @@ class TlsFiles(Struct, frozen=True):
     ca: str = ""
 
 
-class Broker:
-    """A broker in a process of its own. It keeps its port and its data from one start to the next."""
+class ServerProcess:
+    """A server in a process of its own. It keeps its port and its data from one start to the next."""
 
-    def __init__(
-        self, name: str, command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str], *, tls: bool
-    ) -> None:
-        self.name = name
-        self.port = port
+    _END = signal.SIGTERM
+    """Asks it to end."""
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.tls = tls
-        self._command = list(command)
-        self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        """Where its MQTT listener is."""
-        return f"{'mqtts' if self.tls else 'mqtt'}://{LOOPBACK}:{self.port}"
 
     @property
     def log(self) -> str:
         """What it has said."""
-        path = self.folder / "broker.log"
+        path = self.folder / "server.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     @property
@@ -75,29 +66,11 @@ class Broker:
         """Of its process; 0 while it does not run."""
         return self._process.pid if self._process is not None else 0
 
-    def start(self) -> None:
-        """Starts it and returns when it listens."""
-        with (self.folder / "broker.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
-            )
-        deadline_s = time.monotonic() + START_S_MAX
-        while True:
-            try:
-                socket.create_connection((LOOPBACK, self.port), timeout=1.0).close()
-                return
-            except OSError:
-                ended = self._process.poll()
-                if ended is not None or time.monotonic() > deadline_s:
-                    self.kill()
-                    raise RuntimeError(f"{self.name} does not listen on {self.port}: {self.log[-2000:]}") from None
-                time.sleep(0.005)
-
     def stop(self) -> None:
         """Ends it in order."""
         if self._process is None:
             return
-        self._process.terminate()
+        self._process.send_signal(self._END)
         try:
             self._process.wait(STOP_S_MAX)
         except subprocess.TimeoutExpired:
@@ -112,13 +85,48 @@ class Broker:
             self._process.wait()
             self._process = None
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
+
+
+class Broker(ServerProcess):
+    """An MQTT broker."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], port: int, folder: Path, environment: Mapping[str, str], *, tls: bool
+    ) -> None:
+        super().__init__(folder)
+        self.name = name
+        self.port = port
+        self.tls = tls
+        self._command = list(command)
+        self._environment = dict(environment)
+
+    @property
+    def url(self) -> str:
+        """Where its MQTT listener is."""
+        return f"{'mqtts' if self.tls else 'mqtt'}://{LOOPBACK}:{self.port}"
+
+    def start(self) -> None:
+        """Starts it and returns when it listens."""
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+            )
+        deadline_s = time.monotonic() + START_S_MAX
+        while True:
+            try:
+                socket.create_connection((LOOPBACK, self.port), timeout=1.0).close()
+                return
+            except OSError:
+                ended = self._process.poll()
+                if ended is not None or time.monotonic() > deadline_s:
+                    self.kill()
+                    raise RuntimeError(f"{self.name} does not listen on {self.port}: {self.log[-2000:]}") from None
+                time.sleep(0.005)
 
 
 def start_nats(

@@ -12,6 +12,8 @@ in the adapter's own suite.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from stigmergy.bus.port import HANDLED_COUNT_MAX, PAYLOAD_BYTES_MAX, PROPERTIES_
 from stigmergy.testing.bus_rig import (
     WAIT_S,
     BusRig,
-    Heard,
+    HandlerLog,
     Marking,
     Scene,
     on_a_scene,
@@ -31,7 +33,8 @@ from stigmergy.testing.bus_rig import (
 
 QUIET_S = 0.3
 """How long the suite watches for what must not happen."""
-AT_ONCE_S = 0.5
+TURNS_MAX = 100
+"""Of the event loop: what waits for a link, or for the time it gives one, takes more. A busy machine takes no more."""
 
 
 class BusContract:
@@ -76,7 +79,7 @@ class BusContract:
 
     @on_a_scene
     async def test_two_handlers_and_two_receivers_all_hear_it(self, scene: Scene) -> None:
-        sender, second = await scene.bus("sender"), Heard()
+        sender, second = await scene.bus("sender"), HandlerLog()
         first_bus, first = await scene.hearing("receiver", "a/b")
         await first_bus.subscribe("a/b", second)
         _, other = await scene.hearing("other", "a/b")
@@ -97,7 +100,7 @@ class BusContract:
                 await bus.publish(BusMessage(topic, b""))
         for pattern in ("", "a/b+", "a/#/b", "#a", "a\x00b"):
             with pytest.raises(Malformed):
-                await bus.subscribe(pattern, Heard())
+                await bus.subscribe(pattern, HandlerLog())
         for message in (
             BusMessage("a" * 1025, b""),
             BusMessage("a", bytes(PAYLOAD_BYTES_MAX + 1)),
@@ -233,11 +236,9 @@ class BusContract:
     @on_a_scene
     async def test_publish_while_down_fails_at_once(self, scene: Scene) -> None:
         await scene.cut("node")
-        began_s = asyncio.get_running_loop().time()
         bus = await scene.bus("node", up=False)
         with pytest.raises(LinkDown):
-            await bus.publish(BusMessage("a", b""))
-        assert asyncio.get_running_loop().time() - began_s < AT_ONCE_S
+            await _at_once(bus.publish(BusMessage("a", b"")))
         await scene.restore("node")
         await wait_until(lambda: bus.is_up)
         await bus.publish(BusMessage("a", b""))
@@ -285,9 +286,8 @@ class BusContract:
     @on_a_scene
     async def test_subscription_made_while_down_holds(self, scene: Scene) -> None:
         await scene.cut("receiver")
-        sender, receiver, heard = await scene.bus("sender"), await scene.bus("receiver", up=False), Heard()
-        async with asyncio.timeout(AT_ONCE_S):
-            await receiver.subscribe("a", heard)
+        sender, receiver, heard = await scene.bus("sender"), await scene.bus("receiver", up=False), HandlerLog()
+        await _at_once(receiver.subscribe("a", heard))
         await scene.restore("receiver")
         await wait_until(lambda: receiver.is_up)
         await wait_until_heard(sender, "a", heard)
@@ -374,3 +374,14 @@ class BusContract:
             await bus.publish(BusMessage("a", b""))
         with pytest.raises(Bug):
             await bus.open()
+
+
+async def _at_once(doing: Coroutine[Any, Any, None]) -> None:
+    """Does something that must not wait."""
+    task = asyncio.ensure_future(doing)
+    for _ in range(TURNS_MAX):
+        await asyncio.sleep(0)
+    if not task.done():
+        task.cancel()
+        pytest.fail("it waits")
+    await task

@@ -1,6 +1,6 @@
 """The rig of the bus contract: a broker with links that can be cut, and receivers that remember.
 
-Your own programs may use it too: `wait_until`, `Heard` and `Marking` help to test anything on a bus.
+Your own programs may use it too: `wait_until`, `HandlerLog` and `Marking` help to test anything on a bus.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BusRig(Protocol):
         ...
 
 
-class Heard:
+class HandlerLog:
     """A handler that remembers what it was given."""
 
     def __init__(self) -> None:
@@ -120,9 +120,9 @@ class Scene:
             await wait_until(lambda: bus.is_up)
         return bus
 
-    async def hearing(self, client_id: str, pattern: str) -> tuple[Bus, Heard]:
+    async def hearing(self, client_id: str, pattern: str) -> tuple[Bus, HandlerLog]:
         """A bus that remembers what comes on a pattern."""
-        bus, heard = await self.bus(client_id), Heard()
+        bus, heard = await self.bus(client_id), HandlerLog()
         await bus.subscribe(pattern, heard)
         return bus, heard
 
@@ -155,7 +155,7 @@ def on_a_scene(test: SceneTest) -> Callable[[Any, BusRig], None]:
     return run
 
 
-async def wait_until_heard(sender: Bus, topic: str, heard: Heard) -> None:
+async def wait_until_heard(sender: Bus, topic: str, heard: HandlerLog) -> None:
     """Publishes until a subscription, which takes effect a moment after the link is up, brings the first message."""
     deadline_s = asyncio.get_running_loop().time() + WAIT_S
     while not heard.messages:

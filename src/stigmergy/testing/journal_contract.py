@@ -494,7 +494,7 @@ class JournalContract:
                 await write
 
 
-class Place(Protocol):
+class DiskFiles(Protocol):
     """The files of a journal as somebody else gets at them, by their paths below the folder that all of it is in."""
 
     def paths(self) -> list[str]:
@@ -521,7 +521,7 @@ class FileJournalContract(JournalContract):
     """The path of its mark: a subclass gives it."""
 
     @pytest.fixture
-    def place(self) -> Place:
+    def place(self) -> DiskFiles:
         """The files of this test's journal. A subclass gives it."""
         raise NotImplementedError("give the fixture place")
 
@@ -531,14 +531,14 @@ class FileJournalContract(JournalContract):
             await journal.append(chain.group([0, 1]))
         return journal, chain
 
-    def _begun(self, place: Place) -> list[str]:
+    def _begun(self, place: DiskFiles) -> list[str]:
         """Its files, without what means nothing."""
         return [path for path in place.paths() if not path.endswith(("spare", "-reserve"))]
 
     @pytest.mark.parametrize("how", ["removed", "renamed", "replaced"])
     @in_a_loop
     async def test_files_that_were_taken_away_are_noticed_before_an_acknowledgement(
-        self, open_journal: OpenJournal, place: Place, how: str
+        self, open_journal: OpenJournal, place: DiskFiles, how: str
     ) -> None:
         journal, chain = await self._begin(open_journal)
         for path in self._begun(place):
@@ -549,7 +549,9 @@ class FileJournalContract(JournalContract):
         await journal.close()
 
     @in_a_loop
-    async def test_each_file_is_missed_while_nothing_is_written(self, open_journal: OpenJournal, place: Place) -> None:
+    async def test_each_file_is_missed_while_nothing_is_written(
+        self, open_journal: OpenJournal, place: DiskFiles
+    ) -> None:
         journal, _ = await self._begin(open_journal)
         await journal.close()
         image = {path: place.read(path) for path in place.paths()}
@@ -573,7 +575,9 @@ class FileJournalContract(JournalContract):
             await journal.close()
 
     @in_a_loop
-    async def test_files_of_another_are_left_alone_by_a_close(self, open_journal: OpenJournal, place: Place) -> None:
+    async def test_files_of_another_are_left_alone_by_a_close(
+        self, open_journal: OpenJournal, place: DiskFiles
+    ) -> None:
         journal, _ = await self._begin(open_journal)
         for path in place.paths():
             place.put(path, b"")
@@ -583,7 +587,7 @@ class FileJournalContract(JournalContract):
         ]
 
     @in_a_loop
-    async def test_a_journal_that_is_gone_is_not_begun_anew(self, open_journal: OpenJournal, place: Place) -> None:
+    async def test_a_journal_that_is_gone_is_not_begun_anew(self, open_journal: OpenJournal, place: DiskFiles) -> None:
         journal, _ = await self._begin(open_journal)
         await journal.close()
         for path in place.paths():
@@ -597,7 +601,7 @@ class FileJournalContract(JournalContract):
         await open_journal(IDENTITY).close()
 
     @in_a_loop
-    async def test_an_older_copy_of_it_is_refused(self, open_journal: OpenJournal, place: Place) -> None:
+    async def test_an_older_copy_of_it_is_refused(self, open_journal: OpenJournal, place: DiskFiles) -> None:
         journal, chain = await self._begin(open_journal)
         await journal.close()
         older = {path: place.read(path) for path in place.paths() if path != self.mark}
@@ -614,7 +618,7 @@ class FileJournalContract(JournalContract):
 
     @in_a_loop
     async def test_a_damaged_mark_is_refused_and_a_blank_one_says_nothing(
-        self, open_journal: OpenJournal, place: Place
+        self, open_journal: OpenJournal, place: DiskFiles
     ) -> None:
         journal, _ = await self._begin(open_journal)
         await journal.close()
@@ -628,7 +632,7 @@ class FileJournalContract(JournalContract):
             place.put(self.mark, blank)
             await open_journal(IDENTITY).close()
 
-    def _take_away(self, place: Place, path: str, how: str) -> None:
+    def _take_away(self, place: DiskFiles, path: str, how: str) -> None:
         if how == "replaced":
             place.put(path, place.read(path))
         else:

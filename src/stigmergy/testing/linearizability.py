@@ -29,7 +29,7 @@ SHOWN_COUNT_MAX = 20
 """Sentences that are returned at most; one is enough to fail."""
 
 
-class Outcome(enum.Enum):
+class OperationOutcome(enum.Enum):
     """The answer to the caller."""
 
     COMMITTED = "committed"
@@ -44,7 +44,7 @@ class Append(Struct, frozen=True, tag="append"):
     client: str
     start_ns: int
     end_ns: int
-    outcome: Outcome
+    outcome: OperationOutcome
     entries: tuple[bytes, ...]
     position: int = 0
     """Of the first, if committed."""
@@ -52,7 +52,7 @@ class Append(Struct, frozen=True, tag="append"):
     @property
     def latest_ns(self) -> int:
         """The last moment at which it can have happened."""
-        return self.end_ns if self.outcome is Outcome.COMMITTED else NEVER_NS
+        return self.end_ns if self.outcome is OperationOutcome.COMMITTED else NEVER_NS
 
 
 class Read(Struct, frozen=True, tag="read"):
@@ -100,12 +100,12 @@ class FencedAction(Struct, frozen=True):
     token: int
     start_ns: int
     end_ns: int
-    outcome: Outcome
+    outcome: OperationOutcome
 
     @property
     def latest_ns(self) -> int:
         """The last moment at which it can have happened."""
-        return NEVER_NS if self.outcome is Outcome.UNKNOWN else self.end_ns
+        return NEVER_NS if self.outcome is OperationOutcome.UNKNOWN else self.end_ns
 
 
 # ---------------------------------------------------------------------- the log
@@ -145,12 +145,12 @@ def _contents(appends: Sequence[Append], log: Log) -> list[str]:
         indices = [places.get(body) for body in append.entries]
         there = [index for index in indices if index is not None]
         what = f"{append.client}: {_short(append.entries[0])}"
-        if append.outcome is Outcome.REFUSED:
+        if append.outcome is OperationOutcome.REFUSED:
             if there:
                 found.append(f"{what} was refused, and is in the log at {log[there[0]][0]}")
             continue
         if not there:
-            if append.outcome is Outcome.COMMITTED:
+            if append.outcome is OperationOutcome.COMMITTED:
                 found.append(f"{what} was acknowledged, and is not in the log")
             continue
         if indices != list(range(there[0], there[0] + len(indices))):
@@ -158,7 +158,7 @@ def _contents(appends: Sequence[Append], log: Log) -> list[str]:
         positions = [log[index][0] for index in there]
         if positions != list(range(positions[0], positions[0] + len(there))):
             found.append(f"{what}: its entries have the positions {positions}, which are not consecutive")
-        if append.outcome is Outcome.COMMITTED and positions[0] != append.position:
+        if append.outcome is OperationOutcome.COMMITTED and positions[0] != append.position:
             found.append(f"{what} was acknowledged at {append.position}, and is at {positions[0]}")
     found += [f"{_short(body)} at {position} was appended by nobody" for position, body in log if body not in asked]
     return found
@@ -287,7 +287,7 @@ def fence_violations(actions: Iterable[FencedAction]) -> list[str]:
     for action in actions:
         by_resource.setdefault(action.resource, []).append(action)
     for resource, mine in sorted(by_resource.items()):
-        taken = [one for one in mine if one.outcome is Outcome.COMMITTED]
+        taken = [one for one in mine if one.outcome is OperationOutcome.COMMITTED]
         for action in taken:
             if _earliest_ns(action, taken) > action.end_ns:
                 found.append(f"{resource}: {action.client} acted under {action.token}, behind a newer one")
@@ -295,11 +295,11 @@ def fence_violations(actions: Iterable[FencedAction]) -> list[str]:
         maybe = [
             one
             for one in mine
-            if one.outcome is Outcome.UNKNOWN
+            if one.outcome is OperationOutcome.UNKNOWN
             and not any(_earliest_ns(one, taken) > other.end_ns for other in taken if other.token > one.token)
         ]
         for action in mine:
-            if action.outcome is Outcome.REFUSED and not any(
+            if action.outcome is OperationOutcome.REFUSED and not any(
                 other.token > action.token and _earliest_ns(other, taken) <= action.end_ns for other in taken + maybe
             ):
                 found.append(

@@ -69,6 +69,9 @@ from stigmergy.shard.snapshot import digest_of_state
 from stigmergy.shard.state import ShardState, plan_agents
 from stigmergy.shard.timers import WINDOW_PREFIX, read_timer, timer_body
 from stigmergy.testing.projection import LogScenario
+from stigmergy.workflows.agent import run_class
+from stigmergy.workflows.definition import Workflow
+from stigmergy.workflows.run import WorkflowRun
 
 # Compares a field of an agent with a plain value: a shared set with a set, a claim with whether it is held.
 
@@ -265,6 +268,12 @@ def given(
 
 
 @overload
+def given(
+    workflow: Workflow, /, *past: Event, id: str = "one", at: float = 1000.0, fleet: Iterable[type[Agent]] | None = None
+) -> Scenario[WorkflowRun]: ...
+
+
+@overload
 def given(*log: Event | tuple[str, Event], at: float = 1000.0) -> LogScenario: ...
 
 
@@ -274,6 +283,9 @@ def given(*given: Any, id: str = "one", at: float = 1000.0, fleet: Iterable[type
     `id` is its name, `at` the time in seconds. Tells may go to agents of any kind, unless `fleet` lists the classes.
     Without an agent class: events of a log, to `project` into a view; a pair says whose event it is.
     """
+    if given and isinstance(given[0], Workflow):
+        workflow = given[0]
+        return Scenario(run_class({workflow.version: workflow}), given[1:], id, at, fleet)
     if given and isinstance(given[0], type):
         return Scenario(given[0], given[1:], id, at, fleet)
     return LogScenario(given, at)

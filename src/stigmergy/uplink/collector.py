@@ -30,7 +30,7 @@ from stigmergy.shard.draft import OVERHEAD_BYTES
 from stigmergy.shard.gaps import Accept
 from stigmergy.shard.inputs import ELSEWHERE, SequencesSkipped
 from stigmergy.uplink.messages import MARKS_COUNT_MAX, Batch, Inquiry, Told, UplinkMark, read_up, write_message
-from stigmergy.uplink.names import UplinkRoutes, UplinkSource, sender_of
+from stigmergy.uplink.names import CollectedBus, UplinkRoutes, UplinkSource, sender_of
 
 HOLE_MAX = 64
 """Up to this many numbers without an event, between two of a commit, are skipped one by one; more of them at once."""
@@ -38,14 +38,6 @@ TELL_WITHIN_S = 15.0
 """How long an answer waits for a broker that does not accept it."""
 MISSING = "a batch before it is missing"
 Key = tuple[str, int]
-
-
-class CollectedBus(Struct, frozen=True):
-    """A bus that uplinks arrive on."""
-
-    bus: Bus
-    site: str
-    """The site of senders if a declaration names none; + for any."""
 
 
 class CollectorCounters(Struct):

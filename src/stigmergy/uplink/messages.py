@@ -168,3 +168,19 @@ def _opened(data: bytes) -> bytes:
     if len(rest) > OPENED_BYTES_MAX:
         raise TooLarge(f"an uplink message of {len(rest)} bytes, {OPENED_BYTES_MAX} at most")
     return rest
+
+
+class UplinkStatus(Struct, frozen=True):
+    """The status of an uplink."""
+
+    to: str = ""
+    """The collecting node; empty before it has answered."""
+    commits_behind: int = 0
+    """Commits that it has not confirmed."""
+    seconds_behind: float = 0.0
+    """The age of the last confirmed commit, compared with the newest; 0 while unknown."""
+    under_way: int = 0
+    """Batches sent and not confirmed."""
+    lost_commits: int = 0
+    """Dropped before they were sent."""
+    trouble: str = ""

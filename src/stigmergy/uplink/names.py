@@ -15,6 +15,7 @@ from msgspec import Struct
 from stigmergy.agents.codec import SOURCE_CHARS_MAX
 from stigmergy.agents.messages import spec_of
 from stigmergy.base.errors import Malformed
+from stigmergy.bus.port import Bus
 from stigmergy.bus.subscriptions import Collect
 from stigmergy.bus.topics import Topics, escape, fill_address, unescape
 from stigmergy.node.declaration import Declaration
@@ -26,6 +27,14 @@ MARKS = "marks"
 ROUTED = "routed"
 ROUTED_DOWN = "routed-down"
 SHARD_DIGITS = 5
+
+
+class CollectedBus(Struct, frozen=True):
+    """A bus that uplinks arrive on."""
+
+    bus: Bus
+    site: str
+    """The site of senders if a declaration names none; + for any."""
 
 
 class UplinkSource(Struct, frozen=True):

@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from stigmergy.agents.codec import describe
 from stigmergy.agents.messages import SECOND_NS
-from stigmergy.audit.directories import live_readings
 from stigmergy.base.errors import DataLost, LinkDown, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.node.host import Host
 from stigmergy.node.settings import UplinkSettings
 from stigmergy.uplink.lane import Lane
-from stigmergy.uplink.messages import Inquiry, Told, Up, UplinkMark, read_told, write_message
+from stigmergy.uplink.messages import Inquiry, Told, Up, UplinkMark, UplinkStatus, read_told, write_message
 from stigmergy.uplink.names import UplinkSource
 from stigmergy.uplink.rules import SieveCounters, UplinkRule
 
@@ -45,22 +44,6 @@ class UplinkCounters(SieveCounters):
     """Times that the receiver refused a batch."""
 
 
-class UplinkStatus(Struct, frozen=True):
-    """The status of an uplink."""
-
-    to: str = ""
-    """The collecting node; empty before it has answered."""
-    commits_behind: int = 0
-    """Commits that it has not confirmed."""
-    seconds_behind: float = 0.0
-    """The age of the last confirmed commit, compared with the newest; 0 while unknown."""
-    under_way: int = 0
-    """Batches sent and not confirmed."""
-    lost_commits: int = 0
-    """Dropped before they were sent."""
-    trouble: str = ""
-
-
 class Uplink:
     """Sends. `start` before the bus opens, `link` when the link comes or goes, `stop` at the end."""
 
@@ -74,7 +57,7 @@ class Uplink:
         self._run = run
         self.rule = rule
         self.counters = UplinkCounters()
-        shards, live = host.journal.identity.owned, live_readings(host.shards)
+        shards, live = host.journal.identity.owned, host.shards.reading
         self._lanes = [Lane(host.journal, shard, rule, self.counters, live) for shard in shards]
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

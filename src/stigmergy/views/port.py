@@ -147,7 +147,7 @@ def check_selection(
     limit: int = ROWS_DEFAULT,
     cursor: str = "",
 ) -> RowSelection:
-    """What is asked for, with everything in it that it takes. Raises Malformed with what is wrong."""
+    """What is asked for, with everything in it that it takes. Raises Malformed; ConfigError for what is no cursor."""
     columns = {column.name: column for column in plan.columns}
     if not 1 <= limit <= ROWS_MAX:
         raise Malformed(f"limit {limit}: give 1 to {ROWS_MAX}")
@@ -217,7 +217,7 @@ def _read_cursor(plan: ViewPlan, order: tuple[tuple[str, bool], ...], cursor: st
             raise ValueError("it is of another order")
         return tuple(msgspec.convert(value, plan.hints[name]) for (name, _), value in zip(order, values, strict=True))
     except ValueError as error:  # msgspec's and base64's are some, too
-        raise Malformed(f"cursor {cursor!r} is none of this question ({error}); begin again without one") from None
+        raise ConfigError(f"cursor {cursor!r} is none of this question ({error}); begin again without one") from None
 
 
 def comparable(value: Any) -> Any:

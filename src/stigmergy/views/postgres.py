@@ -1,7 +1,7 @@
 """A view store in a PostgreSQL database: `postgresql://user@host/database`. Needs the extra `stigmergy[postgres]`.
 
-Tables are in the schema that the connection finds first (`public`, unless its search_path says otherwise). Texts are
-compared by their code points, as everywhere else here.
+Tables are in the schema that is named, else in the one that the connection finds first (`public`, unless its
+search_path says otherwise). Texts are compared by their code points, as everywhere else here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 
 from stigmergy.base.errors import StigmergyError, StoreForeign, StoreUnavailable, StoreUnknown
 from stigmergy.views.port import (
@@ -47,8 +47,9 @@ POSTGRES = Dialect(
 class PostgresViewStore:
     """The ViewStore port on a database. One connection writes, another reads; each is made anew when it breaks."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, schema: str = "") -> None:
         self._url = url
+        self._schema = schema
         self._connections: dict[str, AsyncConnection[Any]] = {}
         self._locks = {"read": asyncio.Lock(), "write": asyncio.Lock()}
         self._closed = False
@@ -177,11 +178,20 @@ class PostgresViewStore:
         try:
             connection = await AsyncConnection.connect(self._url, connect_timeout=CONNECT_S)
             try:
-                await connection.execute(POSTGRES.create_catalogue.encode())
-                await connection.commit()
+                await self._prepare(connection)
             except psycopg.errors.UniqueViolation:
                 await connection.rollback()  # another connection made it at the same moment
+                await self._prepare(connection)
         except psycopg.Error as error:
             raise StoreUnavailable(f"PostgreSQL: {type(error).__name__}: {error}; nothing was written") from error
         self._connections[use] = connection
         return connection
+
+    async def _prepare(self, connection: AsyncConnection[Any]) -> None:
+        if self._schema:
+            there = await connection.execute(b"SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,))
+            if await there.fetchone() is None:  # creating it needs a right that not everybody has
+                await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
+            await connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema)))
+        await connection.execute(POSTGRES.create_catalogue.encode())
+        await connection.commit()

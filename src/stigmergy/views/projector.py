@@ -11,7 +11,6 @@ the one the rows were made from. What may mend itself is tried again, with growi
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -32,7 +31,9 @@ from stigmergy.base.errors import (
     ViewFailed,
 )
 from stigmergy.base.tasks import end_tasks
-from stigmergy.node.feed import FeedCommit, FeedPosition, FeedReader
+from stigmergy.diagnostics.logger import Log
+from stigmergy.node.feed import FeedCommit, FeedPosition
+from stigmergy.shard.commit import Commit
 from stigmergy.views.fold import Fold
 from stigmergy.views.joins import HALVES_MAX
 from stigmergy.views.port import (
@@ -46,7 +47,7 @@ from stigmergy.views.port import (
     shard_name,
 )
 
-log = logging.getLogger("stigmergy.views")
+log = Log("views")
 LINGER_S = 0.005
 """After a write it waits so long for more events, so that a busy log is not written commit by commit."""
 WAIT_S = 1.0
@@ -58,17 +59,32 @@ SLICE_EVENTS = 500
 WRITE_EVENTS = 20_000
 WRITE_EVERY_S = 0.25
 """While it catches up it writes after so many events, or after so long."""
-NOTE_EVERY_S = 1.0
-"""So often the position is written although no row has changed."""
+NOTE_EVERY_S = 5.0
+"""So often the position is written although no row has changed: each write wears the flash of a device. What is not
+written is read again by the next start, and changes no row once more."""
 SYNC_EVERY_S = 5.0
 ROWS_MAX = 200_000
 """Rows of a view in memory; with more of them it reads those that it needs from the store."""
 PAUSE_S = 0.1
 PAUSE_S_MAX = 5.0
+PATIENCE_S = 10.0
+"""A view that waits for less is no trouble: at the first start of a fleet its workers have yet to make the logs."""
 CONFLICT_S = 5.0
 """If another process writes the rows, it looks after so long whether it still does."""
 
 RETRIED = (StoreUnavailable, StoreUnknown, LinkDown)
+
+
+class CommitReader(Protocol):
+    """Reads commits of some shards behind the positions that it was made with."""
+
+    async def read_commits(self, within_s: float = 0.0) -> list[FeedCommit]:
+        """The next ones; waits so long for the first. Raises what is in RETRIED, NotRunning at its end, LogCut."""
+        ...
+
+    async def close(self) -> None:
+        """Reads no more."""
+        ...
 
 
 class FleetLogs(Protocol):
@@ -79,6 +95,10 @@ class FleetLogs(Protocol):
         """Its name."""
         ...
 
+    def log_of(self, shard: int) -> str:
+        """How positions name the log of a shard; empty while that is not known."""
+        ...
+
     async def first_positions(self) -> dict[int, int]:
         """The first position of each shard that is still there."""
         ...
@@ -87,7 +107,7 @@ class FleetLogs(Protocol):
         """Where each shard ends at present, as far as it is known."""
         ...
 
-    async def reader(self, start: Mapping[int, FeedPosition]) -> FeedReader:
+    async def reader(self, start: Mapping[int, FeedPosition]) -> CommitReader:
         """Reads behind these positions. Raises LogCut, and ConfigError for a position that a log does not reach."""
         ...
 
@@ -122,7 +142,7 @@ class Projector:
         self.store = store
         self._sources = sources
         self._task: asyncio.Task[None] | None = None
-        self._readers: list[tuple[FleetLogs, FeedReader]] = []
+        self._readers: list[tuple[FleetLogs, CommitReader]] = []
         self._checks: Positions = {}
         """The commits that the rows end with. They are read once more, to see whether they are the same."""
         self._other_log = False
@@ -138,16 +158,23 @@ class Projector:
         """The shards that had commits at the start."""
         self._written: Positions = {}
         """What of it is in the rows of the store."""
+        self.written_ns: dict[str, int] = {}
+        """By shard the time of the last commit of these, if it was folded since the start."""
         self._noted: Positions = {}
         """What the store says: less, where later events have changed no row."""
         self._synced: Positions = {}
         """What of that survives loss of power."""
         self._noted_s = self._synced_s = 0.0
+        self.on_traced: Callable[[ViewPlan, Sequence[Commit]], None] | None = None
+        """Told of commits with notes of traces, once they are in the rows."""
+        self._traced: list[Commit] = []
         self._moved = asyncio.Event()
         self._started = False
         self._told_dropped = False
         self.building = True
         self.trouble = ""
+        self.waits_long = False
+        """It waits for longer than a start takes, with `trouble` as the reason."""
         self.failed = False
         """It has stopped for good, with `trouble` as the reason."""
         self.events = 0
@@ -235,12 +262,14 @@ class Projector:
         if self.failed:
             raise ViewFailed(self.trouble)
 
+    def behind(self, ends: Mapping[str, Mapping[int, int]]) -> int:
+        """Commits that are durable and not in the rows yet, where the logs of each fleet end so."""
+        found = [(source.fleet, shard, end) for source in self._sources for shard, end in ends[source.fleet].items()]
+        return sum(max(0, end - self.written.get(shard_name(fleet, shard), 0)) for fleet, shard, end in found)
+
     async def status(self) -> ViewStatus:
         """Where it stands."""
-        behind = 0
-        for source in self._sources:
-            for shard, end in (await source.end_positions()).items():
-                behind += max(0, end - self.written.get(shard_name(source.fleet, shard), 0))
+        behind = self.behind({source.fleet: await source.end_positions() for source in self._sources})
         halves = self._fold.halves
         return ViewStatus(
             self.plan.name,
@@ -258,7 +287,7 @@ class Projector:
     # ------------------------------------------------------------------ the task
 
     async def _live(self) -> None:
-        pause_s = PAUSE_S
+        pause_s, failing_s = PAUSE_S, _now_s()
         while True:
             before = self._revision
             try:
@@ -269,18 +298,20 @@ class Projector:
             except _OtherLog:
                 self._other_log = True
             except StoreConflict as error:
-                self.trouble = str(error)
+                self.trouble, self.waits_long = str(error), True
                 await self._wait_alone()
             except RETRIED as error:
                 self.trouble = str(error)
                 pause_s = PAUSE_S if self._revision != before else min(2 * pause_s, PAUSE_S_MAX)
+                failing_s = _now_s() if self._revision != before else failing_s
+                self.waits_long = _now_s() - failing_s >= PATIENCE_S
                 await asyncio.sleep(pause_s)
             except Exception as error:
                 text = str(error) if isinstance(error, StigmergyError) else f"{type(error).__name__}: {error}"
                 self.trouble = text
                 self.failed = True
                 self._moved.set()
-                log.error("%s", text)
+                log.say("view-failed", text, is_trouble=True)
                 return
             finally:
                 await self._close_readers()
@@ -312,14 +343,14 @@ class Projector:
         assert known is not None
         other_log, self._other_log = self._other_log, False
         if other_log or not await self._open_readers(known.positions):
-            log.warning("view %s: its rows are of another log, and are made anew from this one", plan.name)
+            log.say("view-rebuilt", f"view {plan.name}: its rows are of another log, and are made anew from this one")
             self.building, self._table = True, plan.name + NEXT
             known = await self._create()
             await self._open_readers({})
         self._fold = Fold(plan, empty=not known.positions)
         times_ns = ((name, at.newest_ns) for name, at in known.positions.items())
         self._fold.newest_ns = {name: newest_ns for name, newest_ns in times_ns if newest_ns is not None}
-        self._times_ns = {}
+        self._times_ns, self._traced = {}, []
         self._revision = known.revision
         self._read = dict(known.positions)
         self._written = self._noted = known.positions
@@ -373,7 +404,7 @@ class Projector:
             await reader.close()
 
     async def _follow(self) -> None:
-        self.trouble = ""
+        self.trouble, self.waits_long = "", False
         wait_s = WAIT_S if len(self._readers) == 1 else ROUND_S
         wrote_s = _now_s()
         unwritten = 0
@@ -391,7 +422,7 @@ class Projector:
                     await self.store.swap(self._table, self.plan.name)
                     self._table, self.building = self.plan.name, False
                     self._moved.set()
-                    log.info("view %s: made from the log, and up to date", self.plan.name)
+                    log.say("view-rebuilt", f"view {self.plan.name}: made from the log, and up to date")
 
     async def _take(self, fleet: str, commits: Sequence[FeedCommit]) -> int:
         """Folds commits, some events at a time; returns how many events."""
@@ -414,6 +445,8 @@ class Projector:
                 await asyncio.sleep(0)
             self._read[name] = position_of(one)
             self._times_ns[name] = one.commit.runs[-1].time_ns
+            if one.commit.traces and self.on_traced is not None and not self.building:
+                self._traced.append(one.commit)
         await self._apply()
         self.events += count + sliced
         return count + sliced
@@ -429,15 +462,18 @@ class Projector:
     async def _write(self, at_end: bool) -> None:
         """Writes what was folded. Where no row has changed, the position alone is written now and then."""
         rows, removed = self._fold.take_changes()
-        read = self._positions()
+        read, times_ns = self._positions(), dict(self._times_ns)
         now_s = _now_s()
-        if rows or removed or (read != self._written and now_s - self._noted_s >= NOTE_EVERY_S):
+        if rows or removed or (read != self._noted and now_s - self._noted_s >= NOTE_EVERY_S):
             await self.store.write(self._table, self.plan.columns, RowChanges(rows, removed, read, self._revision))
             self._revision += 1
             self.rows_written += len(rows) + len(removed)
             self._noted, self._noted_s = read, now_s
+        if self._traced and self.on_traced is not None:
+            traced, self._traced = self._traced, []
+            self.on_traced(self.plan, traced)
         if read != self._written:
-            self._written = read
+            self._written, self.written_ns = read, times_ns
             self._moved.set()
         if self._fold.rows_count > ROWS_MAX:
             self._fold.forget()
@@ -454,7 +490,8 @@ class Projector:
         newest_ns, halves = self._fold.newest_ns, self._fold.halves
         if halves.dropped and not self._told_dropped:
             self._told_dropped = True
-            log.warning("view %s: over %d events wait to be joined, the oldest are dropped", self.plan.name, HALVES_MAX)
+            what = f"over {HALVES_MAX} events wait to be joined, the oldest are dropped"
+            log.say("view-join-full", f"view {self.plan.name}: {what}")
         found = dict(self._read)
         for name, at in self._read.items():
             if name not in self._checks:  # otherwise its halves are being read again

@@ -9,18 +9,34 @@ A question is a value: each call returns a new one, and nothing is asked before 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from stigmergy.agents.view import View, ViewPlan, plan_of
+from stigmergy.agents.view import View, plan_of
 from stigmergy.base.errors import Malformed
-from stigmergy.views.port import ROWS_DEFAULT, Operator, RowCondition, RowSelection, Values, check_selection
+from stigmergy.shard.inputs import UNSAID
+from stigmergy.views.port import ROWS_DEFAULT, Operator, RowCondition, Values
 
 V = TypeVar("V", bound=View)
 WITHIN_S = 5.0
 """So long a question waits for the positions that it names, unless told otherwise."""
+_POSITION = re.compile(r"(?:(?P<name>.+):)?(?P<position>\d{1,18})", re.DOTALL)
+
+
+def read_position(text: str) -> tuple[str, int]:
+    """Reads the `after` of a command's answer: what it is a position of, and the position. Raises Malformed."""
+    if (found := _POSITION.fullmatch(text)) is not None:
+        return found["name"] or "0", int(found["position"])
+    if text.endswith(f":{UNSAID}"):
+        raise Malformed(
+            f"after {text!r}: the node that accepted this command has not told the node that you asked at which "
+            "position of its log: it is of an earlier version, or that was forgotten since. Ask for the rows of that "
+            "node (of_node) until they have it"
+        )
+    raise Malformed(f"after {text!r}: give the `after` of a command's answer, or KIND/NAME:POSITION")
 
 
 class ViewPage(Struct, frozen=True):
@@ -31,11 +47,24 @@ class ViewPage(Struct, frozen=True):
     positions: dict[str, int]
 
 
-class AnswersViews(Protocol):
-    """Whoever has the rows of views."""
+class ViewQuestion(Struct, frozen=True):
+    """Which rows are asked for, and which positions must be in them; whoever answers checks it."""
 
-    async def page(self, plan: ViewPlan, wanted: RowSelection, after: Mapping[str, int], within_s: float) -> ViewPage:
-        """The wanted rows, once these positions are in them. Raises ViewBehind, ViewFailed, StoreError."""
+    where: tuple[RowCondition, ...] = ()
+    order: tuple[tuple[str, bool], ...] = ()
+    """Fields, and whether from high to low."""
+    limit: int = ROWS_DEFAULT
+    cursor: str = ""
+    after: Mapping[str, int] = {}
+    within_s: float = WITHIN_S
+
+
+class AnswersViews(Protocol):
+    """Whoever has the rows of views, or can ask for them."""
+
+    async def ask(self, view: type[V], question: ViewQuestion) -> tuple[list[V], str]:
+        """The rows, and the cursor that leads to the next ones; empty at the end. Raises Malformed and ConfigError for
+        what cannot be asked, ViewBehind, ViewFailed, StoreError."""
         ...
 
     def position_name(self, address: str) -> str:
@@ -46,16 +75,11 @@ class AnswersViews(Protocol):
 class ViewQuery(Generic[V]):
     """A question to a view."""
 
-    def __init__(self, view: type[V], views: AnswersViews) -> None:
+    def __init__(self, view: type[V], views: AnswersViews, question: ViewQuestion | None = None) -> None:
         self._view = view
-        self._plan = plan_of(view)
+        self._keys = plan_of(view).keys
         self._views = views
-        self._where: tuple[RowCondition, ...] = ()
-        self._order: tuple[tuple[str, bool], ...] = ()
-        self._limit = ROWS_DEFAULT
-        self._cursor = ""
-        self._after: dict[str, int] = {}
-        self._within_s = WITHIN_S
+        self._question = question or ViewQuestion()
 
     def where(self, *conditions: Callable[[V], bool], **equal: Any) -> ViewQuery[V]:
         """Only rows for which all of this is so. A function compares one field of a row with a value."""
@@ -65,19 +89,22 @@ class ViewQuery(Generic[V]):
             if not isinstance(condition, RowCondition):
                 raise Malformed("where(lambda row: …): compare one field of the row with a value, as in row.active > 5")
             found.append(condition)
-        return self._with(_where=(*self._where, *found))
+        return self._with(where=(*self._question.where, *found))
 
     def order(self, field: str, *, descending: bool = False) -> ViewQuery[V]:
         """By this field, and by those of earlier calls before it; at last by the key."""
-        return self._with(_order=(*self._order, (field, descending)))
+        return self._with(order=(*self._question.order, (field, descending)))
 
     def limit(self, count: int) -> ViewQuery[V]:
         """At most so many rows."""
-        return self._with(_limit=count)
+        return self._with(limit=count)
 
-    def after(self, positions: Mapping[str, int], within_s: float = WITHIN_S) -> ViewQuery[V]:
-        """Only when the view has read these positions: it waits for so long. Raises ViewBehind."""
-        return self._with(_after={**self._after, **positions}, _within_s=within_s)
+    def after(self, positions: Mapping[str, int] | str, within_s: float = WITHIN_S) -> ViewQuery[V]:
+        """Only when the view has read these positions, or the `after` of an accepted command: it waits for so long.
+        Raises ViewBehind."""
+        if isinstance(positions, str):
+            positions = dict([read_position(positions)])
+        return self._with(after={**self._question.after, **positions}, within_s=within_s)
 
     def after_command(self, address: str, position: int, within_s: float = WITHIN_S) -> ViewQuery[V]:
         """Only when the view has read what a command to this agent has changed: its answer says the position."""
@@ -94,21 +121,16 @@ class ViewQuery(Generic[V]):
 
     async def get(self, *key: Any) -> V | None:
         """The row with this key."""
-        if len(key) != len(self._plan.keys):
-            raise Malformed(f"{self._plan.name} has the key {', '.join(self._plan.keys)}; give a value for each")
-        return await self.where(**dict(zip(self._plan.keys, key, strict=True))).first()
+        if len(key) != len(self._keys):
+            raise Malformed(f"{self._view.__name__} has the key {', '.join(self._keys)}; give a value for each")
+        return await self.where(**dict(zip(self._keys, key, strict=True))).first()
 
     async def page(self, cursor: str = "") -> tuple[list[V], str]:
         """Some rows, and the cursor that leads to the next ones; empty at the end."""
-        wanted = check_selection(self._plan, self._where, self._order, self._limit, cursor)
-        found = await self._views.page(self._plan, wanted, self._after, self._within_s)
-        rows: list[Any] = [self._plan.row_of(values) for values in found.rows]
-        return rows, found.cursor
+        return await self._views.ask(self._view, structs.replace(self._question, cursor=cursor))
 
     def _with(self, **changed: Any) -> ViewQuery[V]:
-        copy: ViewQuery[V] = ViewQuery(self._view, self._views)
-        vars(copy).update({**vars(self), **changed})
-        return copy
+        return ViewQuery(self._view, self._views, structs.replace(self._question, **changed))
 
 
 class _Field:

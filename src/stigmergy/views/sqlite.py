@@ -56,7 +56,7 @@ class SqliteViewStore:
             self._check_ours()
             self._writing.execute(SQLITE.create_catalogue)
         self._reading = self._connect()
-        self._writer, self._reader = SystemThreads(1), SystemThreads(1)
+        self._writer, self._reader = SystemThreads(1, "views"), SystemThreads(1, "views")
         self._closed = False
 
     def _connect(self) -> apsw.Connection:

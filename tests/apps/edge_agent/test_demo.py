@@ -1,6 +1,8 @@
 """The demonstration runs without a terminal, proves what it shows, and says so when it cannot."""
 
+import asyncio
 import copy
+import json
 import os
 import random
 import re
@@ -8,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
+from apps.edge_agent.demo.__main__ import page_of
 from apps.edge_agent.demo.evidence import (
     Recovered,
     arrived,
@@ -22,7 +26,9 @@ from apps.edge_agent.demo.evidence import (
     safe_in_time,
     said_no,
 )
-from apps.edge_agent.demo.field import bytes_written
+from apps.edge_agent.demo.field import DRONE, bytes_written
+from apps.edge_agent.drone import fleet
+from apps.edge_agent.messages import GroundHeard
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -133,6 +139,19 @@ def test_a_safe_action_at_the_wrong_time_is_found(after_s: float, holds: bool) -
 def test_a_flip_hits_an_event_that_is_there_once() -> None:
     data = bytearray(b"x" * 50 + b"BatteryReported@1 first of its kind.." + b"y" * 50)
     assert 50 <= find_event(data, random.Random(1)) < 50 + len("BatteryReported@1")
+
+
+def test_the_flight_is_played_back_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "drone").mkdir()
+
+    async def fly() -> None:
+        async with fleet.running(journal=f"sqlite:{tmp_path / 'drone' / 'drone.db'}") as live:
+            await live.observe(DRONE, GroundHeard())
+
+    asyncio.run(fly())
+    with page_of(tmp_path) as (address, _), urlopen(f"{address}v1/page") as answer:
+        page = json.load(answer)
+    assert (page["mode"], page["fleet"]) == ("replay", fleet.name)
 
 
 def test_the_kernel_counts_what_we_write(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from rich.console import Console
@@ -17,6 +19,19 @@ from apps.traffic.outage import Found
 from apps.traffic.phases import Phase
 from apps.traffic.view import LETTERS, SIGNS, line, picture
 from stigmergy import Order
+
+
+async def test_a_town_is_shown_on_a_page(tmp_path: Path) -> None:
+    async with Town(1, 1, tmp_path, bus="memory:served", memory=True, serve="127.0.0.1:0") as town:
+
+        def ask(path: str) -> Any:
+            with urlopen(f"{town.url}{path}") as answer:
+                return json.load(answer)
+
+        page = await asyncio.to_thread(ask, "/v1/page")
+        assert (page["fleet"], page["mode"]) == ("traffic", "live")
+        found = await asyncio.to_thread(ask, "/v1/map")
+        assert "Intersection/r0c0" in [name for name, _ in found["names"]]
 
 
 async def test_a_town_is_shown(tmp_path: Path) -> None:

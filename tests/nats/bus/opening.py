@@ -8,7 +8,7 @@ from stigmergy.bus.mqtt import open_bus as open_mqtt_bus
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.nats.bus.bus import NatsBus
 from stigmergy.nats.bus.options import read_options
-from stigmergy.testing.bus_rig import Heard, wait_until
+from stigmergy.testing.bus_rig import HandlerLog, wait_until
 from stigmergy.testing.nats import NatsCluster
 
 
@@ -44,8 +44,8 @@ class Buses:
             await bus.close()
 
 
-async def hear(bus: Bus, pattern: str) -> Heard:
+async def hear(bus: Bus, pattern: str) -> HandlerLog:
     """What comes on a pattern from now on."""
-    heard = Heard()
+    heard = HandlerLog()
     await bus.subscribe(pattern, heard)
     return heard

@@ -7,7 +7,7 @@ import urllib.request
 from stigmergy.bus.mqtt import MqttBus
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.nats.bus.bus import NatsBus
-from stigmergy.testing.bus_rig import Heard, wait_until
+from stigmergy.testing.bus_rig import HandlerLog, wait_until
 from stigmergy.testing.nats import NatsCluster
 from tests.nats.bus.opening import Buses, hear
 
@@ -58,7 +58,7 @@ async def test_device_that_is_away_gets_what_nodes_said_meanwhile(server: NatsCl
     await wait_until(lambda: connections(server, "away-device") == 0)
     for number in range(5):
         await node.publish(BusMessage("away/north/agents/Drone/D-1/commands", b"%d" % number))
-    heard = Heard()
+    heard = HandlerLog()
     device = await buses.mqtt(server, "away-device")
     await device.subscribe("away/north/agents/Drone/D-1/commands", heard)
     await wait_until(lambda: heard.first_payloads == [b"%d" % number for number in range(5)])

@@ -14,7 +14,7 @@ from stigmergy.nats.bus.partition import Partition
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.naming import parted_stream
 from stigmergy.shard.homes import shard_of
-from stigmergy.testing.bus_rig import Heard, Marking, publish_surely, wait_until
+from stigmergy.testing.bus_rig import HandlerLog, Marking, publish_surely, wait_until
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.nats.bus.opening import Buses, hear
 
@@ -179,7 +179,7 @@ async def test_unacknowledged_messages_of_an_owner_that_is_cut_off_come_to_the_n
 
 
 async def test_what_every_shard_hears_is_left_to_the_owner_of_the_agent(server: NatsCluster, buses: Buses) -> None:
-    topics, heard = Topics("shared", "north"), Heard()
+    topics, heard = Topics("shared", "north"), HandlerLog()
     bus = await buses.nats(server.url, "shared:north:shard-0", partition=Partition(0, 2))
 
     async def take(message: BusMessage) -> None:
@@ -195,7 +195,7 @@ async def test_what_every_shard_hears_is_left_to_the_owner_of_the_agent(server: 
 
 async def test_what_a_gate_passes_over_is_settled_on_arrival(server: NatsCluster, buses: Buses) -> None:
     """Every shard gets all messages of devices: those of other shards must not cost a call and a place in the queue."""
-    heard = Heard()
+    heard = HandlerLog()
     bus = await buses.nats(server.url, "gated:north:shard-0", partition=Partition(0, 2))
 
     def admit(source: str, message: BusMessage, open_count: int, open_all_count: int) -> bool:

@@ -142,7 +142,9 @@ async def sites(folder: Path, hub: NatsCluster, *names: str, hubs: tuple[str, ..
 def region(folder: Path, hub: NatsCluster, **more: Any) -> Any:
     collect = hub.url.replace("nats://", "nats-sites://")
     where = {"journal": f"sqlite:{folder / 'region.db'}", "key": folder / "region.key", "collect_from": collect}
-    return ground().running(settings=FAST, bus="memory:region", node="region", site="region", **{**where, **more})
+    return ground().running(
+        settings=FAST, bus=f"memory:{folder.name}", node="region", site="region", **{**where, **more}
+    )
 
 
 async def wait_until(over: Callable[[], bool], within_s: float = WAIT_S_MAX) -> float:

@@ -7,8 +7,10 @@ import pytest
 
 from stigmergy.agents.shared import Merged
 from stigmergy.base.errors import ConfigError, Overloaded
+from stigmergy.crdt.anti_entropy.context import SharedStatus
 from stigmergy.crdt.anti_entropy.messages import ACKNOWLEDGEMENT
-from stigmergy.network.replicator import Replicator, Shared, SharedStatus, rules_of
+from stigmergy.metrics.samples import SampleSheet
+from stigmergy.network.replicator import Replicator, Shared, rules_of
 from stigmergy.node.settings import Settings, SharedSettings
 from stigmergy.shard.inputs import SharedReceived
 from stigmergy.sim.network import LinkFaults
@@ -36,6 +38,34 @@ def test_what_one_writes_all_read_in_milliseconds() -> None:
         standing = town.replicators["a"].standing()
         assert standing == SharedStatus(objects=3, replicas=3, peers=2)
         assert town.replicators["a"].troubles() == []
+        await town.stop()
+
+    town.run(main)
+
+
+def test_how_long_a_node_lacks_something_is_measured() -> None:
+    town = Town("a b")
+
+    async def main() -> None:
+        await town.start()
+        await town.send("a", See(vehicle="V-1"))
+        await town.wait(lambda: town.seen() == [["V-1"]] * 2)
+        replicator = town.replicators["a"]
+        await town.wait(lambda: not replicator.standing().behind)
+        town.network.partition(("a",), ("b",))
+        await town.send("a", See(vehicle="V-2"))
+        await town.wait(lambda: any(one.node == "b" and one.seconds > 5 for one in replicator.standing().behind))
+        town.network.heal()
+        await town.wait(lambda: not replicator.standing().behind)
+        sheet = SampleSheet()
+        replicator.measure(sheet)
+        found = sheet.samples()
+        values = {(one.metric, *one.labels.values()): one.value for one in found.samples}
+        assert values["stigmergy_shared_behind",] == values["stigmergy_shared_behind_seconds",] == 0
+        assert values["stigmergy_delta_bytes_total", "out"] > 0
+        (took,) = [one for one in found.histograms if one.metric == "stigmergy_convergence_seconds"]
+        assert took.p99 is not None
+        assert took.p99 > 4
         await town.stop()
 
     town.run(main)

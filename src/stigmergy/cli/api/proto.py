@@ -25,11 +25,11 @@ EXAMPLES = """examples:
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `proto`."""
     parser = commands.add_parser(
         "proto",
-        parents=[common],
+        run=run,
         help="write the .proto file of the fleet's gRPC service",
         description=DESCRIPTION,
         epilog=EXAMPLES,
@@ -46,7 +46,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is not up to date")
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

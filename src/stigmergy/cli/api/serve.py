@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.cluster_client import find_workers
-from stigmergy.app.fleet import Fleet
-from stigmergy.base.errors import ConfigError, NotRunning
+from stigmergy.app.fleet import FLIGHT, Fleet, inspect_all, installed_version
+from stigmergy.app.parts import shown_url
+from stigmergy.audit.flight_format import FLIGHT_MAGIC
+from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.base.system import SystemClock, SystemThreads
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.output import GOOD, Output
+from stigmergy.cli.display.logs import add_log, log_of
+from stigmergy.cli.display.output import GOOD, NAME, Output
 from stigmergy.cli.display.places import (
     ClusterPlace,
     add_place,
@@ -30,14 +33,32 @@ from stigmergy.cli.display.places import (
     folder_of,
     load_fleet,
     module_folder,
+    url_of,
 )
+from stigmergy.control.playback import LogPlayback
+from stigmergy.control.protocol import StatusRequest
+from stigmergy.node.declaration import Declaration
 from stigmergy.serve.tokens import tokens_path
 
 if TYPE_CHECKING:
     from stigmergy.serve.asker import Asker
-    from stigmergy.serve.server import Serving
+    from stigmergy.serve.server import ApiServer, Serving
 
 LISTEN = "127.0.0.1:8080"
+SERVING_OPTIONS = (
+    "--grpc",
+    "--numbers",
+    "--tokens",
+    "--cert",
+    "--cert-key",
+    "--host",
+    "--cors",
+    "--rate",
+    "--insecure",
+)
+"""Those of `add_serving`."""
+NODE_S_MAX = 5.0
+"""So long a node that is there has to say which fleet it runs; else it is asked again with the first request."""
 FIRST_WORKER_S_MAX = 30.0
 FIRST_WORKER_PAUSE_S = 0.5
 """A cluster that is started together with this server has so long until its first worker has joined."""
@@ -46,32 +67,36 @@ SERVE_EXAMPLES = """examples:
   stigmergy serve drone:fleet --nats nats://hub:4222           for a fleet on workers
   stigmergy serve drone:fleet --listen 0.0.0.0:8443 --cert fleet.crt --cert-key fleet.pem    for others, with tokens
   stigmergy serve drone:fleet --grpc :9090                     gRPC too; stigmergy proto makes the .proto file
+  stigmergy serve drone:fleet --log flight-1.log               play a flight log back, on the map and in time
   curl http://127.0.0.1:8080/v1/agents                         then ask; /docs shows what there is
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `serve`."""
     parser = commands.add_parser(
         "serve",
-        parents=[common],
+        run=serve,
         help="serve a running fleet over HTTP",
         description="Serves the HTTP API of a running node, or of a fleet on several workers.",
         epilog=SERVE_EXAMPLES,
     )
     parser.add_argument("fleet", metavar="MODULE:FLEET", nargs="?", help="the module here, and the fleet in it")
+    parser.add_argument(
+        "--log", metavar="FILE", help="play back this flight log, or the journal of a node that does not run"
+    )
     parser.add_argument("--listen", metavar="HOST:PORT", default=LISTEN, help=f"where to listen ({LISTEN})")
     add_serving(parser)
     add_place(parser, fleet=False, nats=True)
-    parser.set_defaults(run=serve)
+    add_log(parser)
 
 
-def add_serving(parser: argparse.ArgumentParser) -> None:
-    """The options of everything that serves HTTP or gRPC."""
+def add_serving(parser: argparse.ArgumentParser, *, tokens: str = "beside the journal") -> None:
+    """The options of everything that serves HTTP or gRPC. `tokens` is where the token file is otherwise."""
     serving = parser.add_argument_group("HTTP and gRPC")
     serving.add_argument("--grpc", metavar="HOST:PORT", help="serve gRPC there, such as :9090 on this machine")
     serving.add_argument("--numbers", metavar="FILE", type=Path, help="field numbers of gRPC; else beside the module")
-    serving.add_argument("--tokens", metavar="FILE", type=Path, help="the token file; else beside the journal")
+    serving.add_argument("--tokens", metavar="FILE", type=Path, help=f"the token file; else {tokens}")
     serving.add_argument("--cert", metavar="FILE", type=Path, help="the certificate for TLS")
     serving.add_argument("--cert-key", metavar="FILE", type=Path, help="its private key")
     serving.add_argument(
@@ -84,15 +109,37 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
     serving.add_argument("--insecure", action="store_true", help="let others in without tokens or TLS")
 
 
+def serving_options(arguments: argparse.Namespace) -> list[str]:
+    """What was given of the options of `add_serving`, in words for a process that serves."""
+    given: list[str] = []
+    for option in SERVING_OPTIONS:
+        value = getattr(arguments, option.removeprefix("--").replace("-", "_"))
+        if value is True:
+            given.append(option)
+        elif isinstance(value, list):
+            given += [f"{option}={one}" for one in value]
+        elif value is not None and value is not False:
+            given.append(f"{option}={value}")
+    return given
+
+
+def refuse_unserved(arguments: argparse.Namespace, wanted: str) -> None:
+    """Raises ConfigError for options that would guard nothing: who gives a certificate believes that it is used.
+    `wanted` is what is missing."""
+    if given := serving_options(arguments):
+        raise ConfigError(f"{given[0].partition('=')[0]}: nothing is served; give {wanted} too")
+
+
 def serving_of(
-    arguments: argparse.Namespace, listen: str | None, journal: Path | None, fleet: str, folder: Path
+    arguments: argparse.Namespace, listen: str | None, journal: Path | None, fleet: Fleet, folder: Path
 ) -> Serving | None:
     """What the command line says; None if nothing is to be served. `folder` is that of the fleet's module. Raises
-    ConfigError."""
+    ConfigError for what could not be served, before anything is opened."""
     if listen is None and arguments.grpc is None:
+        refuse_unserved(arguments, "--serve HOST:PORT or --grpc HOST:PORT")
         return None
     from stigmergy.serve.access import RATE_PER_S, Policy
-    from stigmergy.serve.listener import read_address
+    from stigmergy.serve.listener import check_addresses, read_address
     from stigmergy.serve.server import Serving
 
     if arguments.rate is not None and not 0 < arguments.rate < 1e9:
@@ -104,14 +151,17 @@ def serving_of(
         None if text is None else read_address(text, arguments.cert, arguments.cert_key)
         for text in (listen, arguments.grpc)
     )
-    return Serving(
+    serving = Serving(
         http,
-        arguments.tokens or tokens_path(journal, fleet),
+        arguments.tokens or tokens_path(journal, fleet.name),
         Policy(tuple(name.lower() for name in arguments.host), tuple(arguments.cors), arguments.rate or RATE_PER_S),
         arguments.insecure,
         grpc,
-        arguments.numbers or (Path() if grpc is None else _numbers_path(folder, fleet)),
+        arguments.numbers or (Path() if grpc is None else _numbers_path(folder, fleet.name)),
     )
+    serving.check(fleet)
+    check_addresses([address for address in (http, grpc) if address is not None])
+    return serving
 
 
 def _numbers_path(folder: Path, fleet: str) -> Path:
@@ -124,43 +174,108 @@ def _numbers_path(folder: Path, fleet: str) -> Path:
 
 def serve(arguments: argparse.Namespace, output: Output) -> int:
     """Serves until it is stopped."""
+    if arguments.log is not None:
+        return _play_back(arguments, output)
     place, config = find_place(arguments), config_of(arguments)
     spec = fleet_spec(arguments, config)
     fleet = load_fleet(spec, folder_of(arguments))
     journal = None if isinstance(place, ClusterPlace) else Path(str(place).removesuffix(".sock"))
-    serving = serving_of(arguments, arguments.listen, journal, fleet.name, module_folder(spec))
+    serving = serving_of(arguments, arguments.listen, journal, fleet, module_folder(spec))
     assert serving is not None
     named = config.fleet.blobs
     beside = place.url if isinstance(place, ClusterPlace) else f"sqlite:{journal}"
     url = blobs_url(named or (place.url if isinstance(place, ClusterPlace) else None), beside)
     bounds = (config.settings or fleet.settings).blobs
     blobs = BlobsAt(url, fleet.name, SystemClock(), SystemThreads(), bounds, make_folder=named is None)
-    return asyncio.run(_serve(fleet, place, serving, blobs, output))
+    with log_of(arguments, config, fleet.name, "serve") as output.log:
+        return asyncio.run(_serve(fleet, place, serving, blobs, output))
 
 
 async def _serve(fleet: Fleet, place: Path | ClusterPlace, serving: Serving, blobs: BlobsAt, output: Output) -> int:
+    from stigmergy.serve.blobs import BlobsOfNodes
     from stigmergy.serve.server import ApiServer
 
+    asker = await _asker(fleet, place)
+    if isinstance(place, Path):
+        blobs.blobs.elsewhere = BlobsOfNodes(asker)
+    server = ApiServer(fleet, asker, serving, blobs.blobs)
+    try:
+        return await _serve_until_stopped(server, fleet.name, output)
+    finally:
+        await blobs.stop()
+
+
+async def _serve_until_stopped(server: ApiServer, fleet: str, output: Output) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    server = ApiServer(fleet, await _asker(fleet, place), serving, blobs.blobs)
     urls = await server.start()
     try:
-        tell_serving(output, fleet.name, urls)
+        tell_serving(output, fleet, urls)
         await stopping.wait()
     finally:
         await server.close()
-        await blobs.stop()
-    output.document({"event": "stopped", "fleet": fleet.name})
+    output.tell("node-stopped", "stopped ", (fleet, NAME), document={"event": "stopped", "fleet": fleet})
     return exits.OK
 
 
+def _play_back(arguments: argparse.Namespace, output: Output) -> int:
+    """Serves a log that nobody writes to."""
+    for option in ("nats", "socket", "journal"):
+        if getattr(arguments, option, None) is not None:
+            raise ConfigError(f"--log is one place, and --{option} another; give one of both")
+    spec = fleet_spec(arguments, config_of(arguments))
+    fleet = load_fleet(spec, folder_of(arguments))
+    serving = serving_of(arguments, arguments.listen, Path(arguments.log), fleet, module_folder(spec))
+    assert serving is not None
+    with log_of(arguments, config_of(arguments), fleet.name, "serve") as output.log:
+        return asyncio.run(serve_log(fleet, log_url(arguments.log), serving, output))
+
+
+def log_url(text: str) -> str:
+    """The URL of a log: a bare path is a flight log if it begins like one, else a journal."""
+    path = Path(text)
+    if ":" not in text and path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(FLIGHT_MAGIC)) == FLIGHT_MAGIC:
+                return f"{FLIGHT}{text}"
+    return url_of(text)
+
+
+async def serve_log(fleet: Fleet, url: str, serving: Serving, output: Output) -> int:
+    """Plays back a log until it is stopped."""
+    fleet.prepare(output.note)
+    journal = inspect_all(url)
+    try:
+        return await serve_playback(
+            fleet, LogPlayback(journal, fleet, shown_url(url), installed_version()), serving, output
+        )
+    finally:
+        await journal.close()
+
+
+async def serve_playback(fleet: Declaration, playback: LogPlayback, serving: Serving, output: Output) -> int:
+    """Serves what is played back until it is stopped."""
+    from stigmergy.serve.asker import NodeAsker
+    from stigmergy.serve.server import ApiServer
+
+    await playback.open()
+    return await _serve_until_stopped(ApiServer(fleet, NodeAsker(playback), serving), fleet.name, output)
+
+
 async def _asker(fleet: Fleet, place: Path | ClusterPlace) -> Asker:
-    from stigmergy.serve.asker import SocketAsker, WorkersAsker
+    from stigmergy.serve.asker import OtherFleet, SocketAsker, WorkersAsker
 
     if isinstance(place, Path):
-        return SocketAsker(place)
+        asker = SocketAsker(place, fleet.name)
+        try:
+            async with asyncio.timeout(NODE_S_MAX):
+                await asker.ask(StatusRequest())
+        except OtherFleet as error:
+            raise ConfigError(str(error)) from None
+        except (TimeoutError, StigmergyError):
+            pass  # a node that comes later is asked then
+        return asker
     until_s = time.monotonic() + FIRST_WORKER_S_MAX
     while True:
         workers, bus = await find_workers(place.url, fleet, "serve")
@@ -178,4 +293,5 @@ def tell_serving(output: Output, fleet: str, urls: Sequence[str]) -> None:
     by_scheme = {"grpc" if url.startswith("grpc") else "url": url for url in urls}
     output.document({"event": "serving", "fleet": fleet, **by_scheme})
     for url in urls:
-        output.line(("serving", GOOD), f" {url}{'/docs' if url.startswith('http') else ''}")
+        what = f" {url}/  API: {url}/docs" if url.startswith("http") else f" {url}"
+        output.tell("api-listening", ("serving", GOOD), what)

@@ -20,16 +20,17 @@ EXPIRES = re.compile(r"(?P<number>[1-9]\d{0,4})(?P<unit>[mhdy])")
 UNITS_S = {"m": 60, "h": 3600, "d": 86_400, "y": 365 * 86_400}
 TOKEN_EXAMPLES = """examples:
   stigmergy token create --scope read --scope command:Drone --expires 30d ground-station
+  stigmergy token create --tokens stigmergy-cluster/fleet.tokens --scope read screen    for `stigmergy up --serve`
   stigmergy token list
   stigmergy token revoke ground-station      counts from the next request on
 """
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `token`."""
     parser = commands.add_parser(
         "token",
-        parents=[common],
+        run=token,
         help="make, list and revoke the tokens of the HTTP API",
         description="Makes, lists and revokes tokens. They are kept beside the journal, as hashes only.",
         epilog=TOKEN_EXAMPLES,
@@ -46,7 +47,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--expires", metavar="TIME", default="30d", help="how long it counts: 12h, 30d, 1y (30d)")
     parser.add_argument("--tokens", metavar="FILE", type=Path, help="the token file; else beside the journal")
     add_place(parser, nats=True)
-    parser.set_defaults(run=token)
 
 
 def token(arguments: argparse.Namespace, output: Output) -> int:
@@ -66,6 +66,7 @@ def token(arguments: argparse.Namespace, output: Output) -> int:
     expires = EXPIRES.fullmatch(arguments.expires)
     if expires is None:
         raise ConfigError(f"--expires {arguments.expires}: give a number and m, h, d or y, such as 30d")
+    _check_kinds(arguments, output)
     for_s = int(expires["number"]) * UNITS_S[expires["unit"]]
     text = tokens.create(arguments.name, tuple(dict.fromkeys(arguments.scope)), for_s, time.time())
     made = next(one for one in tokens.all() if one.name == arguments.name)
@@ -73,6 +74,21 @@ def token(arguments: argparse.Namespace, output: Output) -> int:
     output.line(text)
     output.note(f"keep it: it is not stored, and cannot be shown again. Its hash is in {tokens.path}")
     return exits.OK
+
+
+def _check_kinds(arguments: argparse.Namespace, output: Output) -> None:
+    """A kind that is misspelt would be noticed only when a command is refused."""
+    kinds = [scope.partition(":")[2] for scope in arguments.scope if scope.startswith("command:")]
+    named = [kind for kind in kinds if kind != "*"]
+    spec = arguments.fleet or config_of(arguments).fleet.module
+    if not named:
+        return
+    if spec is None:
+        output.note(f"whether the fleet has {', '.join(named)} was not checked: --fleet MODULE:FLEET does")
+    else:
+        plans = load_fleet(spec, folder_of(arguments)).plans
+        if unknown := [kind for kind in named if kind not in plans]:
+            raise ConfigError(f"--scope command:{unknown[0]}: the fleet has no such kind; it has {', '.join(plans)}")
 
 
 def _list(tokens: Tokens, output: Output) -> int:

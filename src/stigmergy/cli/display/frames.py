@@ -9,12 +9,13 @@ from contextlib import closing
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from stigmergy.app.cluster_client import ClusterClient
 from stigmergy.app.fleet import ControlClient
 from stigmergy.audit.listing import LogEntry, Owing
 from stigmergy.base.errors import NotRunning, StigmergyError
+from stigmergy.bus.port import NO_BUS, UP
 from stigmergy.claims.service import CONTACT, ClaimsStatus
 from stigmergy.cli.display.output import (
     BAD,
@@ -32,8 +33,9 @@ from stigmergy.cli.display.output import (
 from stigmergy.cli.display.places import ClusterPlace, NodePlace
 from stigmergy.control.protocol import LettersRequest, LogRequest, Request, StatusRequest, answers_to
 from stigmergy.control.replies import LetterReply, LinkReply, StatusReply
-from stigmergy.network.bus_link import NO_BUS, UP
-from stigmergy.network.replicator import SharedStatus
+from stigmergy.crdt.anti_entropy.context import SharedStatus
+from stigmergy.metrics.catalogue import DROPPED
+from stigmergy.metrics.samples import Percentiles, latencies
 
 if TYPE_CHECKING:
     from stigmergy.nats.servers.status import ClusterStatus, FleetSeen, LedgerSeen
@@ -61,6 +63,8 @@ class Seen(Struct, frozen=True):
     last: list[LogEntry] = []
     """The last entries of the log, oldest first."""
     letters: list[LetterReply] = []
+    latencies: dict[str, Percentiles] = {}
+    """Of what was measured since the look before."""
 
 
 class Sampler:
@@ -138,23 +142,18 @@ def _compared(seen: Seen, before: Seen | None) -> Seen:
         events_per_s=(now.events - then.events) / took_s,
         commits_per_s=(now.commits - then.commits) / took_s,
         cpu_percent=100 * (now.cpu_s - then.cpu_s) / took_s,
+        latencies={} if now.metrics is UNSET else latencies(now.metrics, then.metrics or None),
         counters_per_s={name: (count - counters.get(name, 0)) / took_s for name, count in now.counters.items()},
     )
 
 
 CELL_COLUMNS_MIN, CELL_COLUMNS_MAX = 20, 26
 COLUMNS_MIN = 20
-KEYS_COLUMNS = 56
+KEYS_COLUMNS = 66
 """So wide are the keys with room around them."""
 STOPPED_SHOWN_MAX = 5
 RISING = "▁▂▃▄▅▆▇█"
 HISTORY_COUNT_MAX = 300
-LOST = (
-    *("shed_items", "skipped", "gaps", "malformed", "stale_epochs", "stale_mappings", "overloads", "publish_shed"),
-    *("unpublishable", "bus_refused", "bus_shed", "bus_gaps", "bus_lost_by_senders", "shared_refused"),
-    "shared_misfits",
-)
-"""Counters of what was not taken, or given up, on its way in or out."""
 
 Line = Sequence[Cell]
 
@@ -165,12 +164,14 @@ class Page(StrEnum):
     EVENTS = "e"
     COUNTERS = "c"
     LETTERS = "l"
+    METRICS = "m"
 
 
 HEADINGS = {
     Page.EVENTS: "LAST ENTRIES OF THE LOG",
     Page.COUNTERS: "COUNTERS SINCE THE START",
     Page.LETTERS: "DEAD LETTERS",
+    Page.METRICS: "TIMES SINCE THE START, BUSIEST AGENTS, LARGEST STATES",
 }
 
 
@@ -257,7 +258,7 @@ def _above(seen: Seen, view: Viewport, columns: int) -> Iterator[Line]:
 def _figures(seen: Seen, status: StatusReply) -> list[tuple[str, str, str]]:
     """Names, values and styles of the numbers that one looks for first."""
     counters = status.counters
-    lost = sum(counters.get(name, 0) for name in LOST)
+    lost = sum(counters.get(name, 0) for name in DROPPED)
     letters, stopped = status.dead_letters, len(status.stopped)
     return [
         ("events/s", _rate(seen.events_per_s), ""),
@@ -270,9 +271,22 @@ def _figures(seen: Seen, status: StatusReply) -> list[tuple[str, str, str]]:
         ("lost", f"{lost:,}", WARN if lost else ""),
         ("events", _large(status.events), ""),
         ("commits", _large(status.commits), ""),
+        ("action p99", _time(seen, "event_to_action"), ""),
+        ("commit p99", _time(seen, "commit"), ""),
+        ("wait p99", _time(seen, "mailbox_wait"), ""),
         ("cpu", "…" if seen.cpu_percent is None else f"{seen.cpu_percent:.0f} %", ""),
         ("memory", shown_bytes(status.memory_peak_bytes), ""),
     ]
+
+
+def _time(seen: Seen, name: str) -> str:
+    """The 99th percentile since the look before; nothing where nothing was observed."""
+    found = seen.latencies.get(name)
+    return "…" if found is None or found.p99_ms is None else _shown_ms(found.p99_ms)
+
+
+def _shown_ms(ms: float) -> str:
+    return f"{ms:.2f} ms" if ms < 10 else f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.0f} s"
 
 
 def _link(link: LinkReply) -> Iterator[Line]:
@@ -311,6 +325,8 @@ def _below(seen: Seen, view: Viewport, columns: int, room: int) -> Iterator[Line
             rows = list(_counters(seen))
         case Page.LETTERS:
             rows = list(_letters(seen.letters))
+        case Page.METRICS:
+            rows = list(_measured(seen))
         case _:
             assert_never(view.page)
     yield []
@@ -318,6 +334,21 @@ def _below(seen: Seen, view: Viewport, columns: int, room: int) -> Iterator[Line
     if len(rows) > fitting:
         rows = [*rows[: fitting - 1], [(f"… and {len(rows) - fitting + 1} more", HEADING)]]
     yield from rows[:fitting] or [[("none", HEADING)]][:fitting]
+
+
+def _measured(seen: Seen) -> Iterator[Line]:
+    """All times of a node that were observed, and who is busy and large."""
+    metrics = UNSET if seen.status is None else seen.status.metrics
+    if metrics is UNSET:
+        return
+    for name, one in sorted(latencies(metrics).items()):
+        if one.p50_ms is not None and one.p99_ms is not None:
+            times = f"p50 {_shown_ms(one.p50_ms):>8}  p99 {_shown_ms(one.p99_ms):>8}"
+            yield [(f"{name.replace('_', ' '):<18}", HEADING), times]
+    for busy in metrics.busiest:
+        yield [("busy  ", HEADING), (busy.name, NAME), f"  {busy.share:.0%} of the events"]
+    for large in metrics.largest:
+        yield [("large ", HEADING), (large.agent, NAME), f"  {shown_bytes(large.state_bytes)}"]
 
 
 def _entries(entries: Iterable[LogEntry], columns: int) -> Iterator[Line]:
@@ -362,6 +393,7 @@ def _keys(view: Viewport, columns: int) -> Line:
         ("e", "events", view.page is Page.EVENTS),
         ("c", "counters", view.page is Page.COUNTERS),
         ("l", "letters", view.page is Page.LETTERS),
+        ("m", "times", view.page is Page.METRICS),
         ("p", "pause", view.paused),
     ):
         narrow = columns < KEYS_COLUMNS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import msgspec
 
 from stigmergy.base.errors import ConfigError
+from stigmergy.diagnostics.handler import ProcessLog
+from stigmergy.diagnostics.logger import Log
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
+_LOG = Log("cli")
 Cell = str | tuple[str, str]
 """A text, or a text and its style."""
 
@@ -42,6 +45,8 @@ class Output:
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
+        self.log: ProcessLog | None = None
+        """Of a command that runs until it is stopped."""
 
     @cached_property
     def console(self) -> Console:
@@ -74,6 +79,16 @@ class Output:
         """Names and values, one pair a line, aligned."""
         self.table((), [(("  " + name, HEADING), value) for name, value in pairs])
 
+    def tell(self, code: str, *cells: Cell, document: dict[str, Any] | None = None) -> None:
+        """Something that happens to a running process: a document with --json, a line on stdout for people, and a
+        message in the log."""
+        if document is not None:
+            self.document(document)
+        self.line(*cells)
+        fields = {name: value for name, value in (document or {}).items() if name not in ("event", "fleet", "shard")}
+        text, shard = "".join(map(_plain, cells)), (document or {}).get("shard")
+        _LOG.say(code, text, shard=shard, on_stdout=True, fields=fields)
+
     def note(self, text: str, style: str = "") -> None:
         """A message beside the result, for people; with --json it is left out."""
         if not self.json:
@@ -85,6 +100,8 @@ class Output:
         if self.json:
             self.document({"error": text, "kind": kind})
             return
+        if self.log is not None and self.log.is_json:
+            return  # its last line says so
         sys.stdout.flush()
         self.messages.print(_text([("error: ", BAD), text]))
 
@@ -197,17 +214,32 @@ def screen_text(lines: Iterable[Iterable[Cell]]) -> Text:
 
 
 class Parser(argparse.ArgumentParser):
-    """Like its base, but it raises instead of printing its usage and ending the program. An epilog keeps its lines."""
+    """Like its base, but it raises instead of printing its usage and ending the program. An epilog keeps its lines.
+    `run` is what a command does; every one takes --json and --debug, which `main` reads."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, run: Callable[[argparse.Namespace, Output], int] | None = None, **options: Any):
         if options.get("epilog"):
             options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*arguments, **options)
+        self._again = False
+        absent = argparse.SUPPRESS
+        self.add_argument("--json", action="store_true", default=absent, help="JSON on stdout, and only that")
+        self.add_argument("--debug", action="store_true", default=absent, help="show tracebacks")
+        if run is not None:
+            self.set_defaults(run=run)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuses what it does not know itself: else only the outermost parser would, and name its own help."""
         parsed, unknown = super().parse_known_args(args, namespace)
-        if unknown:
+        if unknown and namespace is None and not self._again:
+            self._again = True  # what is called here calls this method
+            try:  # argparse alone gives up an optional word at the first option before it
+                parsed, unknown = self.parse_known_intermixed_args(args)
+            except TypeError:  # a parser with commands below it
+                pass
+            finally:
+                self._again = False
+        if unknown and not self._again:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return parsed, unknown
 

@@ -33,22 +33,20 @@ EXAMPLES = """examples:
 Act = Callable[[Blobs, argparse.Namespace, Output], Awaitable[int]]
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `blob` and what it can do."""
-    blob = commands.add_parser(
-        "blob", parents=[common], help="put, get, list and collect large payloads", epilog=EXAMPLES
-    )
+    blob = commands.add_parser("blob", help="put, get, list and collect large payloads", epilog=EXAMPLES)
     blob.set_defaults(run=lambda *_: _nothing_named())
     actions = blob.add_subparsers(metavar="ACTION", title="actions")
-    putting = _add(actions, common, "put", "store a file, and print the reference to it", _put)
+    putting = _add(actions, "put", "store a file, and print the reference to it", _put)
     putting.add_argument("file", metavar="FILE", type=Path)
     putting.add_argument("--type", metavar="TYPE", default="application/octet-stream", help="such as image/jpeg")
     putting.add_argument("--again", action="store_true", help="replace what is there, which was found damaged")
-    getting = _add(actions, common, "get", "fetch a blob into a file; goes on where it was interrupted", _get)
+    getting = _add(actions, "get", "fetch a blob into a file; goes on where it was interrupted", _get)
     getting.add_argument("digest", metavar="DIGEST", help="in hexadecimal; its beginning is enough")
     getting.add_argument("--to", metavar="FILE", type=Path, required=True, help="replaced when all of it is there")
-    _add(actions, common, "list", "what there is", _list)
-    collecting = _add(actions, common, "gc", "delete what no log refers to any more", _gc)
+    _add(actions, "list", "what there is", _list)
+    collecting = _add(actions, "gc", "delete what no log refers to any more", _gc)
     collecting.add_argument("--dry-run", action="store_true", help="only say what there is")
     collecting.add_argument(
         "--forget",
@@ -59,8 +57,8 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
     )
 
 
-def _add(actions: Any, common: argparse.ArgumentParser, name: str, about: str, act: Act) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, parents=[common], help=about, description=about)
+def _add(actions: Any, name: str, about: str, act: Act) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=about, description=about)
     parser.add_argument("--store", metavar="URL", help="such as nats://hub:4222; else that of stigmergy.toml")
     parser.add_argument("--journal", metavar="URL", help="the journal that the blobs lie beside, if no store is named")
     parser.add_argument("--fleet", metavar="MODULE:FLEET", help="whose; only its name and settings are needed")

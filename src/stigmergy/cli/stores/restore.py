@@ -46,11 +46,11 @@ class Listed(Struct, frozen=True):
     found: CopyFound
 
 
-def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
+def add_commands(commands: Any) -> None:
     """Adds `restore`."""
     parser = commands.add_parser(
         "restore",
-        parents=[common],
+        run=run,
         help="list copies of a journal, or restore one from a copy",
         description="Lists the copies that nodes have made of their journals. With --to, builds a journal from one.",
         epilog=EXAMPLES,
@@ -75,7 +75,6 @@ def add_commands(commands: Any, common: argparse.ArgumentParser) -> None:
         help="refuse it unless this key signed the start or end of the log: its file, line or hex digits",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="a configuration other than ./stigmergy.toml")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -197,7 +196,7 @@ class _Restoring:
         if path is not None and path.exists():
             own = read_key(str(path))
             if (own.algorithm, own.key) in [(one.algorithm, one.public_key) for one in signers]:
-                self._output.note("run the node as before")
+                self._output.note("run the node as before; on a bus once with --take-over")
                 return
         needed = " or ".join(fingerprint(PublicKey(one.algorithm, one.public_key)) for one in signers)
         self._output.note(

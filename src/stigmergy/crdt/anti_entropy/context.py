@@ -25,6 +25,33 @@ TROUBLES_COUNT_MAX = 100
 """Different troubles that are remembered; the first goes."""
 
 
+class BehindPeer(Struct, frozen=True):
+    """A node that lacks something of an object, or has something of it that is not here, for so long."""
+
+    object: str
+    node: str
+    seconds: float
+
+
+class SharedStatus(Struct, frozen=True):
+    """How this node stands with the others that share its state."""
+
+    objects: int = 0
+    replicas: int = 0
+    """Fields of agents here that are shared."""
+    peers: int = 0
+    waiting: int = 0
+    """Changes that wait for others, for the disk or for our clock."""
+    unacknowledged: int = 0
+    """Own changes that a peer has not acknowledged yet."""
+    diverged: tuple[str, ...] = ()
+    """Objects of which replicas hold different things, and no gossip can mend it."""
+    quarantined: tuple[str, ...] = ()
+    """Keys, in hex, from which nothing is taken any more."""
+    behind: tuple[BehindPeer, ...] = ()
+    """Nodes that are not known to be in step, the longest first."""
+
+
 class AntiEntropyCounters(Struct):
     """What became of changes and messages since the machine was made."""
 

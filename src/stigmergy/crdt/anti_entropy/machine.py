@@ -368,6 +368,24 @@ class AntiEntropy:
         """Own changes that are on their way to a peer; several of one replica to one peer count once."""
         return len(self._context.outstanding)
 
+    def find(self, name: str) -> HeldObject | None:
+        """An object that is held here."""
+        return self._names.get(name)
+
+    def author(self, name: str, replica: bytes) -> tuple[str, str]:
+        """The agent that writes to an object under an id, and its node: our own, or as the signed changes say that are
+        still kept here; empty where nothing says it."""
+        held = self._names.get(name)
+        if held is None:
+            return "", ""
+        if replica in held.locals:
+            return held.locals[replica].address, self._context.node.name
+        kept = held.pool.find(replica, held.knows(replica))
+        change = None if kept is None else read_frame(kept.data)
+        if kept is None or not isinstance(change, Change):
+            return "", ""
+        return change.address, next((peer.name for peer in self._context.peers.all() if peer.key == kept.key), "")
+
     def holders(self, name: str) -> dict[str, bool]:
         """Which peers hold an object of ours, and whether all that is here was there when they last told."""
         held = self._names[name]

@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import re
 import threading
+import time
 from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 
@@ -66,6 +67,7 @@ from stigmergy.journal.segments.segment import (
     segment_name,
     write_kept,
 )
+from stigmergy.metrics.histogram import Histogram
 from stigmergy.shard.commit import Group, Head, advance, check_drop
 
 # Snapshots of a journal in segments: one file each, `snapshot-SHARD-POSITION`, with a frame for each part.
@@ -230,6 +232,8 @@ class SegmentJournal:
         self._lock = threading.Lock()
         self._closed = False
         self._failure: JournalUnknown | None = None
+        self.syncs = Histogram()
+        """How long it has waited for the disk; observed by the thread that writes."""
         self._writer: Writer
         if inline:
             self._writer = InlineWriter(self._fill_spare)
@@ -413,7 +417,9 @@ class SegmentJournal:
             if not is_full(error):
                 raise
             self._write_in_place_of_the_spare(file, offset, frame, error)
+        began_ns = time.perf_counter_ns()
         file.sync()
+        self.syncs.observe(time.perf_counter_ns() - began_ns)
 
     def _write_in_place_of_the_spare(self, file: OpenFile, offset: int, frame: Sequence[bytes], error: OSError) -> None:
         if not self._spare.give_up():

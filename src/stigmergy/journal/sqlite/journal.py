@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
@@ -61,6 +62,7 @@ from stigmergy.journal.sqlite.schema import (
     snapshot_row,
 )
 from stigmergy.journal.sqlite.wal import FRAME_HEADER_BYTES
+from stigmergy.metrics.histogram import Histogram
 from stigmergy.shard.commit import Group, Head, advance, check_drop
 
 READ_COMMITS_MAX = 256
@@ -119,6 +121,8 @@ class SqliteJournal:
         self._lock = threading.Lock()
         self._closed = False
         self._failure: JournalUnknown | None = None
+        self.syncs = Histogram()
+        """How long it has waited for the disk; observed by the thread that writes."""
         self._wal_frames = 0
         self._limit_wal(wal_bytes_max)
         self._looked_at_frames = self._owed_bytes = 0
@@ -253,21 +257,29 @@ class SqliteJournal:
         self._keeping(lambda: self._insert(group, rows, moved))
 
     def _keeping(self, write: Callable[[], None]) -> None:
-        """Writes something new. On a full device once more, when the WAL has started again from its front."""
+        """Writes something new. On a full device again, when the WAL has started from its front; and again, when it has
+        room to grow: what is larger than the WAL finds none in the pages that are free in the database."""
         try:
             write()
         except JournalFull:
             if not self._start_wal_again():
                 raise
-            write()
+            try:
+                write()
+            except JournalFull:
+                if not self._give_back_pages():
+                    raise
+                write()
 
     def _insert(self, group: Group, rows: Sequence[Row], moved: dict[int, Head]) -> None:
         with self._writing():
+            began_ns = time.perf_counter_ns()
             if len(rows) == 1:
                 self._connection.execute(INSERT_COMMIT, rows[0])
             else:
                 with self._transaction():
                     self._connection.executemany(INSERT_COMMIT, rows)
+            self.syncs.observe(time.perf_counter_ns() - began_ns)
             self._watch.check()
             self._heads.update(moved)
             self._unnoted.update(moved)
@@ -357,6 +369,23 @@ class SqliteJournal:
                 return
             with contextlib.suppress(JournalFull), self._writing(), self._transaction():
                 self._vacuum(VACUUM_PAGES_FULL)
+
+    def _give_back_pages(self) -> bool:
+        """Gives pages that are free in the database back to the device; whether there were any."""
+        given, pages = False, VACUUM_PAGES_FULL
+        for _ in range(RESERVE_STEPS_MAX):
+            try:
+                with self._writing(), self._transaction():
+                    if not self._connection.pragma("freelist_count"):
+                        break
+                    self._vacuum(pages)
+                given = True
+            except JournalFull:
+                # Pages are moved through the WAL, which is short: fewer at a time.
+                pages //= 4
+            if not pages or not self._start_wal_again(apsw.SQLITE_CHECKPOINT_TRUNCATE):
+                break
+        return given
 
     def _wal_size_bytes(self) -> int:
         with contextlib.suppress(OSError):

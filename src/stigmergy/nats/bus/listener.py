@@ -121,8 +121,10 @@ class BusSessions:
 
     async def _begin_plain(self, found: Route, filters: list[str]) -> None:
         if filters:
-            await self._session(found.stream, found.fleet).begin(filters, found.found.last_sequence)
+            is_lost = await self._session(found.stream, found.fleet).begin(filters, found.found.last_sequence)
             self._filters[found.stream] = filters
+            if is_lost:
+                await self._give_retained(found, filters)  # who has come and gone meanwhile would be missed
 
     async def _begin_sorted(self, parting: PartitionedStream, filters: list[str]) -> None:
         if filters:

@@ -18,6 +18,8 @@ STORED_MB = 512
 STORED_MB_MAX = 1024 * 1024
 SESSION_S = 7 * 24 * 3600.0
 """The server forgets a session that was unused for this long."""
+SESSION_S_MIN = 1.0
+"""With this the client removes its session when it closes."""
 WILL_S = 6.0
 """A node that was silent for this long counts as gone: the server publishes its will."""
 WILL_S_MIN = 0.5
@@ -67,7 +69,7 @@ def read_options(url: str, client_id: str) -> BusOptions:
         topics=_topics(address.option("topics")),
         age_s=_number(address, "age_s", AGE_S, 1.0, AGE_S_MAX),
         stored_mb=int(_number(address, "stored_mb", STORED_MB, 1, STORED_MB_MAX)),
-        session_s=_number(address, "session_s", SESSION_S, 1.0, AGE_S_MAX),
+        session_s=_number(address, "session_s", SESSION_S, SESSION_S_MIN, AGE_S_MAX),
         will_s=_number(address, "will_s", WILL_S, WILL_S_MIN, WILL_S_MAX),
         mqtt=address.option("mqtt", "yes") == "yes",
     )

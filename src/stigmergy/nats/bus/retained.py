@@ -23,6 +23,7 @@ from stigmergy.nats.bus.subjects import (
     MQTT_RETAINED,
     headers_of,
     message_of,
+    prune,
     retained_headers,
     subject_of,
 )
@@ -57,7 +58,7 @@ async def _read(link: NatsLink, stream: str, filters: Sequence[str], inbox: str)
     config: dict[str, Any] = {
         "deliver_policy": "last_per_subject",
         "ack_policy": "none",
-        "filter_subjects": list(filters),
+        "filter_subjects": prune(filters),
         "inactive_threshold": int(2 * READ_S * SECOND_NS),
         "mem_storage": True,
         "num_replicas": 1,

@@ -20,6 +20,7 @@ from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.inbox import Arrival, Reception
 from stigmergy.bus.port import PAYLOAD_BYTES_MAX
+from stigmergy.nats.bus.options import SESSION_S_MIN
 from stigmergy.nats.bus.subjects import covers, message_of, prune
 from stigmergy.nats.errors import CONSUMER_NOT_FOUND, JetStreamRefused, NoResponders
 from stigmergy.nats.link import NatsLink
@@ -127,10 +128,12 @@ class Session:
 
     # ------------------------------------------------------------------ life
 
-    async def begin(self, filters: Iterable[str], last: int) -> None:
+    async def begin(self, filters: Iterable[str], last: int) -> bool:
         """Takes over the session, adds these filters, and reads on. `last` is the stream's newest message: a new filter
-        starts after it. Raises ConfigError, LinkDown or JetStreamRefused."""
+        starts after it. Returns whether the session that we had was lost. Raises ConfigError, LinkDown or
+        JetStreamRefused."""
         await self.pause()
+        era = self._era
         await self._own(filters, last)
         self._is_ours = True
         self._begun_count += 1
@@ -140,6 +143,7 @@ class Session:
         self._heard_s = asyncio.get_running_loop().time()
         self._wake.set()
         self._writing = asyncio.get_running_loop().create_task(self._write(), name=f"session {self.name}")
+        return self._begun_count > 1 and self._era > era
 
     async def check(self) -> None:
         """Raises ConfigError if another process has the session: an idle session would not notice."""
@@ -166,7 +170,10 @@ class Session:
     async def close(self) -> None:
         """Acknowledges handled messages, and leaves the rest to the next process."""
         await self.pause()
-        with contextlib.suppress(LinkDown):
+        with contextlib.suppress(LinkDown, JetStreamRefused):
+            if self._session_s <= SESSION_S_MIN:
+                await self._ask_server("DELETE")  # at once: another process may come before its time is over
+                return
             await self._send_acks()
             await self._link.flush(HEARTBEAT_S)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from typing import Any
 
@@ -16,6 +15,7 @@ from nats.aio.msg import Msg
 from nats.errors import NotJSMessageError
 
 from stigmergy.base.errors import LinkDown, StigmergyError
+from stigmergy.diagnostics.logger import Log
 from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.store.buckets import BucketPlace, says_gone
 from stigmergy.nats.store.connection import StoreConnection
@@ -30,7 +30,7 @@ FORGOTTEN_AFTER_S = 10.0
 NS = 1_000_000_000
 CONTROL = "100"
 
-_log = logging.getLogger(__name__)
+_log = Log("store")
 
 
 class NatsWatch:
@@ -77,7 +77,7 @@ class NatsWatch:
             except (StigmergyError, JetStreamRefused) as error:
                 # Also errors that somebody must fix, such as a server started without its store: otherwise the watcher
                 # would rely on its last knowledge forever.
-                _log.debug("%s cannot be followed: %s", self._place.bucket, error)
+                _log.say("store-watch-lost", f"{self._place.bucket} cannot be followed: {error}")
             pause_s = PAUSE_S if self._complete else min(pause_s * 2, PAUSE_S_MAX)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -189,5 +189,6 @@ class NatsWatch:
             return
         try:
             self._heard(change)
-        except Exception:
-            _log.exception("a watcher of %s failed; it still gets the next change", self._place.bucket)
+        except Exception as error:
+            text = f"a watcher of {self._place.bucket} failed; it still gets the next change"
+            _log.say("store-watch-failed", text, error=error)

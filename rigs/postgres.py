@@ -18,12 +18,9 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
-from stigmergy.testing.brokers import LOOPBACK, NoBroker, free_port
+from stigmergy.testing.brokers import LOOPBACK, START_S_MAX, NoBroker, ServerProcess, free_port
 
-START_S_MAX = 180.0
-STOP_S_MAX = 30.0
 UNPACKED = Path("build/postgresql")
 """Where `.ci/postgresql` puts it."""
 USER = "stigmergy"
@@ -43,15 +40,17 @@ class NoPostgres(NoBroker):
     """PostgreSQL is not there; the message says how to get it."""
 
 
-class PostgresServer:
-    """A server in a process of its own. It keeps its port and its data from one start to the next."""
+class PostgresServer(ServerProcess):
+    """A PostgreSQL server."""
+
+    _END = signal.SIGINT
+    """Cuts open connections; SIGTERM would wait for them."""
 
     def __init__(self, programs: Path, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.port = free_port()
         self._programs = programs
         self._databases = 0
-        self._process: subprocess.Popen[bytes] | None = None
 
     def url_of(self, database: str) -> str:
         """Where one of its databases is."""
@@ -66,12 +65,6 @@ class PostgresServer:
         with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())
         return self.url_of(name)
-
-    @property
-    def log(self) -> str:
-        """What it has said."""
-        path = self.folder / "server.log"
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def initialise(self) -> None:
         """Makes the data folder."""
@@ -117,32 +110,8 @@ class PostgresServer:
         self.kill()
         return False
 
-    def stop(self) -> None:
-        """Ends it in order; connections that are open are cut."""
-        if self._process is None:
-            return
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(STOP_S_MAX)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-    def kill(self) -> None:
-        """Ends it at once, as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def __enter__(self) -> PostgresServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property

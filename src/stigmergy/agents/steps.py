@@ -1,0 +1,103 @@
+"""Steps of workflows that an agent carries out: it is asked, decides as always, and its events go back to the run.
+
+    class Drone(Agent):
+        steps: Steps = Steps()      # workflows may command this agent and wait for its events
+
+A run asks with `StepAsked`. The agent's own `decide` handler for the command accepts or refuses it; both are facts of
+the agent's log. While a step is open, each event that the run waits for is told to it once it is part of the agent's
+state. All of this is tells: once, in order, wherever the run and the agent live.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import Effects, Tell
+from stigmergy.agents.messages import Event, Message, spec_of
+
+OPEN_COUNT_MAX = 64
+"""Steps that may be open at one agent; one more is refused."""
+ACCEPTED = ""
+"""Among what a run waits for: that the command was accepted."""
+
+
+class StepAsked(Event, name="stigmergy.StepAsked"):
+    """A run of a workflow asks an agent to carry out a step. Without a `body` it only waits for events."""
+
+    run: str
+    step: str
+    attempt: int
+    body: bytes
+    """The command, action or work."""
+    wants: tuple[str, ...]
+    """The tags of the events that the run waits for."""
+    others: tuple[str, ...] = ()
+    """Steps of the same run at this agent that stay open."""
+
+
+class StepTaken(Event, name="stigmergy.StepTaken"):
+    """The agent carries out a step."""
+
+    run: str
+    step: str
+    attempt: int
+    wants: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    body: bytes = b""
+
+
+class StepRefused(Event, name="stigmergy.StepRefused"):
+    """The agent refused a step. Kept by the agent, and told to the run."""
+
+    run: str
+    step: str
+    attempt: int
+    reason: str
+    unknown: bool = False
+    """Whether it may have been carried out all the same: a run that is a step could not be undone."""
+
+
+class StepHeard(Event, name="stigmergy.StepHeard"):
+    """Told to a run: an event that one of its steps waits for, or, without a `body`, that its command was accepted."""
+
+    step: str
+    attempt: int
+    body: bytes
+
+
+class StepsClosed(Event, name="stigmergy.StepsClosed"):
+    """Told to an agent: a run has ended, and waits for nothing any more."""
+
+    run: str
+
+
+class OpenStep(Struct, frozen=True):
+    """A step that an agent carries out."""
+
+    run: str
+    step: str
+    attempt: int
+    wants: tuple[str, ...]
+
+
+class Steps(Struct, frozen=True):
+    """The steps that an agent carries out now. The framework fills this field."""
+
+    open: tuple[OpenStep, ...] = ()
+
+    def taken(self, step: StepTaken) -> Steps:
+        """With this step, and of its run only those others that are still open."""
+        kept = tuple(one for one in self.open if one.run != step.run or one.step in step.others)
+        return Steps((*kept, OpenStep(step.run, step.step, step.attempt, step.wants)))
+
+    def closed(self, run: str) -> Steps:
+        """Without the steps of a run."""
+        return Steps(tuple(one for one in self.open if one.run != run))
+
+    def tells(self, event: Message) -> Effects:
+        """What the runs are told of an event."""
+        tag = spec_of(type(event)).tag
+        for one in self.open:
+            if tag in one.wants:
+                yield Tell(to=one.run, message=StepHeard(step=one.step, attempt=one.attempt, body=encode(event)))

@@ -1,0 +1,150 @@
+"""What a run asks others for: the agent that a step is told to, and the message, made of what the run knows."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from msgspec.structs import fields as struct_fields
+
+from stigmergy.agents.agent import reject
+from stigmergy.agents.codec import encode
+from stigmergy.agents.messages import Action, Command, Event, Work, own_fields, spec_of
+from stigmergy.agents.steps import ACCEPTED, StepAsked
+from stigmergy.workflows.definition import HERE, TRIES_MAX, UNDO, Cancelling, Holding, Releasing, Step, Workflow
+from stigmergy.workflows.messages import CancelRun, StepBegun
+from stigmergy.workflows.run import StepState, tries_now
+
+ID_CHARS_MAX = 128
+_ADDRESS = re.compile(rf"[A-Za-z0-9_.-]{{1,64}}/[A-Za-z0-9_.:@=~-]{{1,{ID_CHARS_MAX}}}", re.ASCII)
+PLACE = "Place"
+"""The kind of the agents that carry out steps at other places: `Place/gateway.Delivery.J-17.PlanRoute`."""
+
+
+def is_effect(step: Step) -> bool:
+    """Whether it is an action or work."""
+    return isinstance(step.does, type) and issubclass(step.does, Action | Work)
+
+
+def has_message(step: Step) -> bool:
+    return is_effect(step) or isinstance(step.does, Workflow) or (step.is_told and issubclass(step.does, Command))
+
+
+def events_of(step: Step) -> list[type[Event]]:
+    """What a step waits for."""
+    return [event for event in (step.done, step.on, step.fails) if event is not None]
+
+
+def _known(run: Any, workflow: Workflow) -> dict[str, Any]:
+    """All that is known by a name: of the command that began the run, and of the newest events of its steps."""
+    found: dict[str, Any] = {}
+    fields = _fields_known(workflow)
+    for field in run.known:
+        if field in fields:
+            newest = getattr(run, field)
+            found.update({name: getattr(newest, name) for name in own_fields(type(newest))})
+    return found
+
+
+@cache
+def _fields_known(workflow: Workflow) -> frozenset[str]:
+    events = (event for step in workflow.steps.values() for event in (step.done, step.on) if event is not None)
+    return frozenset(f"last_{message.__name__}" for message in (workflow.start, *events))
+
+
+def _filled(run: Any, workflow: Workflow, template: str) -> str:
+    return template.format_map(_known(run, workflow)) if "{" in template else template
+
+
+def message_of(run: Any, workflow: Workflow, step: Step) -> Any:
+    """What a step tells an agent, an actuator or a worker."""
+    if step.make is not None:
+        return step.make(run)
+    does = step.does.start if isinstance(step.does, Workflow) else step.does
+    known = _known(run, workflow)
+    for name in _required(does):
+        if name not in known:
+            raise LookupError(f"{does.__name__}.{name} is not known")
+    return does(**{name: known[name] for name in own_fields(does) if name in known})
+
+
+@cache
+def _required(message: type[Any]) -> tuple[str, ...]:
+    """The fields without a default. To look at them takes ten times as long as to make the message."""
+    return tuple(field.name for field in struct_fields(message) if field.required)
+
+
+def target_of(run: Any, workflow: Workflow, step: Step, attempt: int) -> str:
+    """The agent that a step is told to, or the resource that it claims; empty: the run carries it out itself."""
+    of = run.steps.get(step.name.removeprefix(UNDO))
+    if isinstance(step.does, Holding):
+        return _filled(run, workflow, step.does.resource)
+    if isinstance(step.does, Releasing | Cancelling):
+        return str(of.to)
+    if isinstance(step.does, Workflow):
+        return _address(f"{step.does.kind}/{run.id}.{step.name}.{attempt}")
+    if is_effect(step):
+        return _place_of(run, workflow, step, of)
+    undoes_told = step.name.startswith(UNDO) and workflow.steps[step.name.removeprefix(UNDO)].is_told
+    return str(of.to) if undoes_told else _address(_filled(run, workflow, step.to)) if step.is_told else ""
+
+
+def _place_of(run: Any, workflow: Workflow, step: Step, of: StepState | None) -> str:
+    """The agent that carries out an action or work, by its try. To undo it, the place where it was done comes first."""
+    name = f"{workflow.kind}.{run.id}.{step.name.replace(' ', '-')}"
+    places = ["" if at == HERE else _address(f"{PLACE}/{_filled(run, workflow, at)}.{name}") for at in step.at]
+    tried = tries_now(run, step.name) - 1
+    if not step.name.startswith(UNDO):
+        return places[min(tried, len(places) - 1)]
+    done_at = "" if of is None or not of.to else of.to.removesuffix(step.name.removeprefix(UNDO))
+    first = next(
+        (at for at, place in enumerate(places) if place.removesuffix(step.name.replace(" ", "-")) == done_at), 0
+    )
+    return places[(first + tried) % len(places)]
+
+
+def check_names(run: Any, workflow: Workflow) -> None:
+    """Refuses a run whose name makes the address of a later step too long."""
+    for step in workflow.steps.values():
+        made = [f"{run.id}.{step.name}.{TRIES_MAX}"] if isinstance(step.does, Workflow) else []
+        if is_effect(step):
+            made = [f"{at}.{workflow.kind}.{run.id}.{step.name}" for at in step.at if at != HERE]
+        for name in made:
+            if len(name) > ID_CHARS_MAX:
+                reject(
+                    f"{step.name} would be carried out by {name}, which has more than {ID_CHARS_MAX} characters; give "
+                    "the run a shorter name"
+                )
+
+
+def _address(text: str) -> str:
+    if _ADDRESS.fullmatch(text) is None:
+        raise ValueError(
+            f"{text!r} is no address of an agent, {ID_CHARS_MAX} letters, digits and _.:@=~- at most behind its kind; "
+            "give the run a shorter name, or other values"
+        )
+    return text
+
+
+def asking_of(run: Any, workflow: Workflow, step: Step, begun: StepBegun) -> StepAsked:
+    does = step.does
+    body = b""
+    if isinstance(does, Cancelling):
+        body = encode(CancelRun(reason=run.reason))
+    elif not (isinstance(does, type) and issubclass(does, Event)):
+        body = encode(message_of(run, workflow, step))
+    wants = [spec_of(event).tag for event in events_of(step)]
+    others = tuple(
+        name
+        for name, state in run.steps.items()
+        if name != step.name and state.to == begun.to and state.state in ("begun", "again")
+    )
+    return StepAsked(
+        run=run.address,
+        step=step.name,
+        attempt=begun.attempt,
+        body=body,
+        wants=tuple(wants) or (ACCEPTED,),
+        others=others,
+    )

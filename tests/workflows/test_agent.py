@@ -1,0 +1,482 @@
+"""What a run tells agents, and what it makes of what comes back."""
+
+from typing import Any
+
+import pytest
+
+import stigmergy as st
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import TellFailed
+from stigmergy.agents.messages import spec_of
+from stigmergy.agents.steps import OPEN_COUNT_MAX, StepAsked, StepHeard, StepRefused, StepsClosed, StepTaken
+from stigmergy.testing import given
+from stigmergy.testing.scenario import Scenario
+from stigmergy.workflows.agent import agents_of
+from stigmergy.workflows.messages import RunBegan, RunEnded, StepDone, UndoBegan
+from tests.workflows.delivery import Airborne, Deliver, Drone, FlyHome, Landed, RoutePlanned, TakeOff, delivery
+from tests.workflows.steps import (
+    A,
+    Beep,
+    Begin,
+    DidA,
+    DidB,
+    Hush,
+    Jammed,
+    Measure,
+    Measured,
+    UndoA,
+    asked,
+    flow,
+    heard,
+    kept,
+    refused,
+    states,
+    step,
+)
+
+
+def effects(scenario: Scenario[Any]) -> list[Any]:
+    """What was asked for just now, without timers."""
+    timers = (st.WakeMe, st.CancelWake)
+    found = [one.message for one in scenario._happened]
+    return [one for one in found if not isinstance(one, (st.Event, *timers))]
+
+
+# Steps that are told to agents
+
+
+def test_an_agent_is_asked_with_its_command_and_what_the_run_waits_for() -> None:
+    run = given(flow(step("A", fails=Jammed, within_s=7))).when(Begin(robot="R7"))
+    (tell,) = effects(run)
+    wants = (spec_of(DidA).tag, spec_of(Jammed).tag)
+    asking = StepAsked(run="Trip/one", step="A", attempt=1, body=encode(A()), wants=wants)
+    assert tell == st.Tell(to="Robot/R7", message=asking, within_s=7.0)
+
+
+def test_a_step_that_waits_for_an_event_asks_with_no_command() -> None:
+    (tell,) = effects(given(flow(st.Step(DidA))).when(Begin()))
+    assert tell.message.body == b""
+
+
+def test_a_step_that_fails_is_tried_again_after_a_pause_that_doubles() -> None:
+    run = given(flow(step("A", tries=4, retry_s=3))).when(Begin())
+    for attempt, pause_s in ((1, 3), (2, 6), (3, 12)):
+        run.when(refused("A", attempt))
+        assert states(run) == {"A": "again"}
+        run.later(seconds=pause_s - 0.1).then_nothing()
+        run.later(seconds=0.1)
+        assert asked(run) == [("Robot/R1", "A")]
+    run.when(refused("A", 4)).state(status="undone", reason="A: refused: no")
+
+
+def test_a_step_has_a_deadline() -> None:
+    run = given(flow(step("A", within_s=30))).when(Begin()).later(seconds=29.9).state(status="running")
+    run.later(seconds=0.1).state(status="undoing", reason="A: not done within 30 s")
+
+
+def test_an_event_that_fails_a_step_is_kept_with_it() -> None:
+    run = given(flow(step("A", fails=Jammed))).when(Begin(), heard("A", Jammed()))
+    assert run.agent.last(Jammed) == Jammed()
+    run.state(status="undone", reason="A: Jammed came")
+
+
+def test_what_comes_while_a_step_waits_to_be_tried_again_ends_it_if_it_says_done() -> None:
+    run = given(flow(step("A", fails=Jammed, within_s=5, tries=2, retry_s=60))).when(Begin()).later(seconds=5)
+    run.when(heard("A", Jammed())).then_nothing()
+    run.when(refused("A")).then_nothing()
+    run.when(heard("A")).state(status="done").later(seconds=60).then_nothing()
+
+
+def test_what_comes_of_an_earlier_try_is_ignored() -> None:
+    run = given(flow(step("A", within_s=5, tries=2, retry_s=1))).when(Begin()).later(seconds=6)
+    run.when(heard("A", attempt=1)).then_nothing()
+    run.when(refused("A", 1)).then_nothing()
+    run.when(heard("A", attempt=2)).state(status="done")
+
+
+def test_an_agent_that_is_not_reached_fails_the_step_that_asked_it_alone() -> None:
+    workflow = flow(st.Parallel(step("A"), step("B", to="Robot/other"), step("C", to="Robot/other")))
+    run = given(workflow).when(Begin())
+    lost = TellFailed(to="Robot/R1", message="stigmergy.StepAsked", reason="away")
+    run.when(TellFailed(to="Robot/R1", message="stigmergy.StepsClosed", reason="away")).then_nothing()
+    run.when(TellFailed(to="Robot/other", message="stigmergy.StepAsked", reason="away")).then_nothing()  # of which?
+    run.when(lost).state(status="undoing", reason="A: Robot/R1 was not reached: away")
+    assert "undo A" in run.agent.steps or "A" in run.agent.undoable  # it may have been asked all the same
+
+
+def test_what_was_not_told_at_an_earlier_try_does_not_fail_the_next() -> None:
+    lost = TellFailed(to="Robot/R1", message="stigmergy.StepAsked", reason="away")
+    run = given(flow(step("A", within_s=5, tries=3, retry_s=1))).when(Begin()).later(seconds=5)
+    run.when(lost).then_nothing()
+    run.later(seconds=1).when(lost).then_nothing()
+    run.when(heard("A", attempt=2)).state(status="done")
+
+
+def test_an_undo_goes_to_the_agent_that_carried_the_step_out() -> None:
+    class Swapped(st.Event, name="test.Swapped"):
+        robot: str
+
+    workflow = flow(step("A"), st.Step(Swapped, to=""), step("B"), to="Robot/{robot}")
+    run = given(workflow).when(Begin(), heard("A"), Swapped(robot="R2"))
+    assert asked(run)[-1:] == [("Robot/R2", "B")]
+    run.when(refused("B"))
+    assert asked(run) == [("Robot/R1", "undo A")]
+    run.when(heard("undo A"))
+    closed = [effect.to for effect in effects(run)]
+    assert closed == ["Robot/R1", "Robot/R2"]  # both hear of the end
+
+
+def test_the_newest_value_of_a_name_counts() -> None:
+    class Told(st.Event, name="test.Told"):
+        number: int
+
+    class Use(st.Command, name="test.Use"):
+        number: int
+
+    use = st.Step(Use, done=DidB, again_from="A", on=Told, tries=3)
+    run = given(flow(step("A", undo=None), use)).when(Begin(number=1), heard("A"))
+    assert effects(run)[-1].message.body == encode(Use(number=1))
+    run.when(heard("Use", Told(number=7)), heard("A", attempt=2))
+    assert effects(run)[-1].message.body == encode(Use(number=7))
+
+
+def test_a_message_that_cannot_be_made_fails_its_step() -> None:
+    def fail(run: Any) -> Any:
+        raise ValueError("no wind")
+
+    run = given(flow(step("A"), step("B", make=fail))).when(Begin(), heard("A"))
+    run.state(status="undoing", reason="B: ValueError: no wind")
+    run = given(flow(step("A", make_undo=fail), step("B"))).when(Begin(), heard("A"), refused("B"))
+    run.state(status="stuck", reason="undo A: ValueError: no wind")
+
+
+def test_an_undo_that_needs_what_never_came_is_stuck_and_says_so() -> None:
+    class Reserved(st.Event, name="test.Reserved"):
+        ticket: str
+
+    class GiveBack(st.Command, name="test.GiveBack"):
+        ticket: str
+
+    workflow = flow(st.Step(A, done=Reserved, undo=GiveBack, within_s=5), step("B"))
+    given(workflow).when(Begin(), heard("A", Reserved(ticket="T1")), refused("B")).state(status="undoing")
+    run = given(workflow).when(Begin()).later(seconds=5)
+    run.state(status="stuck", reason="undo A: LookupError: GiveBack.ticket is not known")
+
+
+def test_a_run_whose_first_step_cannot_begin_is_refused() -> None:
+    given(flow(step("A"))).when(Begin(robot="no robot")).refused("'Robot/no robot' is no address of an agent")
+    child = st.Workflow("Child", Begin, step("B"), to="Robot/{robot}")
+    given(flow(st.Step(child)), id="x" * 128).when(Begin()).refused("give the run a shorter name")
+    elsewhere = flow(st.Step(Measure, done=Measured, at="gateway"))
+    given(elsewhere, id="x" * 110).when(Begin()).refused("give the run a shorter name")
+
+
+def test_a_run_with_a_later_step_whose_address_would_be_too_long_is_refused() -> None:
+    child = st.Workflow("Child", Begin, step("B"), to="Robot/{robot}")
+    later = flow(step("A"), st.Step(child, name="Part"))
+    given(later, id="x" * 120).when(Begin()).refused("give the run a shorter name")
+    given(later, id="x" * 118).when(Begin()).state(status="running")
+    elsewhere = flow(step("A"), st.Step(Measure, done=Measured, at="gateway"))
+    given(elsewhere, id="x" * 110).when(Begin()).refused("give the run a shorter name")
+    given(elsewhere, id="x" * 100).when(Begin()).state(status="running")
+
+
+# Actions and work
+
+
+def test_an_action_is_done_when_its_actuator_says_so() -> None:
+    run = given(flow(st.Step(Beep, undo=Hush), step("B"))).when(Begin(number=3))
+    assert effects(run) == [Beep(number=3)]
+    run.when(st.Done(Beep(number=3)), refused("B"))
+    assert effects(run)[-1] == Hush()
+    run.when(st.Done(Hush())).state(status="undone")
+
+
+def test_an_action_that_fails_is_tried_again() -> None:
+    run = given(flow(st.Step(Beep, tries=2))).when(Begin(), st.Failed(Beep(), reason="broken"))
+    assert states(run) == {"Beep": "again"}
+    run.later(seconds=1).when(st.Failed(Beep(), reason="broken")).state(status="undone", reason="Beep: broken")
+
+
+def test_an_action_may_wait_for_an_event() -> None:
+    run = given(flow(st.Step(Beep, done=DidA), to="")).when(Begin(), st.Done(Beep())).state(status="running")
+    run.when(DidA()).state(status="done")
+
+
+def test_work_is_done_when_its_event_comes() -> None:
+    given(flow(st.Step(Measure, done=Measured))).when(Begin(), Measured(value=3)).state(status="done")
+    given(flow(st.Step(Measure, done=Measured))).when(Begin(), st.Failed(Measure(), reason="x")).state(status="undone")
+
+
+def test_a_step_elsewhere_is_asked_at_each_place_in_turn_at_every_pass() -> None:
+    measure = st.Step(Measure, done=Measured, at=("gateway", "here"), within_s=5, retry_s=0)
+    workflow = flow(measure, step("A", undo=None, again_from=Measure, on=Jammed, tries=2))
+    run = given(workflow, id="J1").when(Begin())
+    assert asked(run) == [("Place/gateway.Trip.J1.Measure", "Measure")]
+    run.later(seconds=5)
+    assert effects(run) == [Measure()]
+    run.when(Measured(value=1), heard("A", Jammed()))
+    assert asked(run)[-1:] == [("Place/gateway.Trip.J1.Measure", "Measure")]
+
+
+def test_an_undo_elsewhere_is_asked_first_where_it_was_done() -> None:
+    beep = st.Step(Beep, undo=Hush, at=("gateway", "here"), within_s=5, retry_s=0)
+    run = given(flow(beep, step("A")), id="J1").when(Begin()).later(seconds=5).when(st.Done(Beep()), refused("A"))
+    assert effects(run)[-1] == Hush()
+    run.later(seconds=5)
+    assert asked(run) == [("Place/gateway.Trip.J1.undo-Beep", "undo Beep")]
+    run.later(seconds=5)
+    assert effects(run) == [Hush()]
+
+
+def test_a_late_failure_here_does_not_fail_the_same_step_elsewhere() -> None:
+    workflow = flow(st.Step(Beep, at=("here", "gateway"), within_s=5, retry_s=0))
+    run = given(workflow).when(Begin()).later(seconds=5).when(st.Failed(Beep(), reason="late")).then_nothing()
+    run.when(heard("Beep", st.Done[Beep](action=Beep()), 2)).state(status="done")
+
+
+def place_of(*workflows: st.Workflow) -> Any:
+    return agents_of(workflows)[-1]
+
+
+def asking(does: Any, name: str, attempt: int = 1) -> StepAsked:
+    return StepAsked(run="Trip/J1", step=name, attempt=attempt, body=encode(does), wants=())
+
+
+def test_a_place_carries_out_a_step_and_tells_every_result_that_counts() -> None:
+    measure = st.Step(Measure, done=Measured, fails=Jammed, at="gateway")
+    second = st.Workflow("Other", Begin, st.Step(Measure, done=DidA, at="gateway"))
+    place = given(place_of(flow(measure), second)).when(asking(Measure(), "Measure"))
+    assert effects(place) == [Measure()]
+    for result in (Measured(value=4), Jammed(), DidA(), st.Failed[Measure](action=Measure(), reason="x")):
+        place.when(result)
+        told = StepHeard(step="Measure", attempt=1, body=encode(result))
+        assert effects(place) == [st.Tell(to="Trip/J1", message=told)]
+    place.when(asking(Measure(), "Measure")).then_nothing()  # it has that try already
+    place.when(asking(Measure(), "Measure", 2))
+    assert effects(place) == [Measure()]
+
+
+# People, claims, and workflows as steps
+
+
+def test_a_person_says_yes_or_no() -> None:
+    workflow = flow(step("A"), st.Step(st.Approval("chief")), step("B"))
+    run = given(workflow).when(Begin()).when(st.ApproveStep(step="Approval")).refused("waits for no approval")
+    run.when(heard("A")).when(st.ApproveStep(step="A")).refused("waits for no approval of 'A'")
+    run.when(st.ApproveStep(step="Approval", by="Ann"))
+    assert kept(run) == ["Approved Approval", "StepDone Approval", "StepBegun B"]
+    run = given(workflow).when(Begin(), heard("A"), st.DenyStep(step="Approval", by="Bob", reason="rain"))
+    run.state(status="undoing", reason="Approval: denied by Bob: rain")
+    run.when(st.DenyStep(step="Approval")).refused("waits for no approval")
+
+
+def pad(verdict: type[Any], **options: Any) -> Any:
+    return verdict(claim="claim_Holding", resource="pad-R1", **options)
+
+
+holding = st.Step(st.Holding("pad-{robot}"), within_s=30)
+
+
+def test_a_claim_is_held_until_the_end() -> None:
+    run = given(flow(holding, step("A"))).when(Begin())
+    (claimed,) = effects(run)
+    assert (claimed.resource, claimed.renew) == ("pad-R1", True)
+    run.when(pad(st.Granted, token=4, for_s=60.0, renews=True)).state(claim_Holding=True)
+    run.when(heard("A")).state(status="done")
+    assert [effect.token for effect in effects(run) if not isinstance(effect, st.Tell)] == [4]
+
+
+def test_a_claim_that_is_denied_fails_the_run() -> None:
+    run = given(flow(step("A"), holding)).when(Begin(), heard("A"), pad(st.Denied, reason="taken"))
+    run.state(status="undoing", reason="Holding: pad-R1: taken")
+    assert asked(run)[-1:] == [("Robot/R1", "undo A")]  # nothing is held, so nothing is given back
+
+
+def test_a_claim_that_is_lost_is_asked_for_once_before_all_is_undone() -> None:
+    def lost() -> Scenario[Any]:
+        run = given(flow(holding, step("A"), step("B"))).when(Begin(), pad(st.Granted, token=4, for_s=60.0), heard("A"))
+        return run.when(pad(st.Lost, token=4, reason="the node was started anew"))
+
+    (again,) = effects(lost())
+    assert (again.resource, again.wait_s) == ("pad-R1", 0.0)
+    held = lost().when(pad(st.Granted, token=9, for_s=60.0)).state(status="running", undoable=("Holding", "A"))
+    held.when(heard("B")).state(status="done")
+    assert [effect.token for effect in effects(held) if not isinstance(effect, st.Tell)] == [9]
+    taken = lost().when(pad(st.Denied, reason="taken")).state(status="undoing")
+    assert taken.agent.reason == "Holding: pad-R1 was lost: taken"
+    unheard = lost().later(seconds=30).state(status="undoing", reason="Holding: not done within 30 s")
+    assert [name for _, name in asked(unheard)] == ["undo B"]
+
+
+def test_a_claim_is_given_back_by_its_undo() -> None:
+    run = given(flow(holding, step("A"))).when(Begin(), pad(st.Granted, token=4, for_s=60.0), refused("A"))
+    assert [effect.token for effect in effects(run)[-1:]] == [4]
+    run.when(pad(st.Released, token=4)).state(status="undone")
+    assert [type(effect) for effect in effects(run)] == [st.Tell]  # and not once more at the end
+
+
+def test_a_wish_for_a_claim_is_taken_back_if_it_takes_too_long() -> None:
+    run = given(flow(holding, step("A"))).when(Begin()).later(seconds=30)
+    (released,) = effects(run)
+    assert (released.resource, released.token) == ("pad-R1", 0)
+    run.when(pad(st.Released, token=0)).state(status="undone", reason="Holding: not done within 30 s")
+
+
+def test_a_stuck_run_keeps_what_it_holds() -> None:
+    def fail(run: Any) -> Any:
+        raise ValueError("no wind")
+
+    workflow = flow(holding, step("A", make_undo=fail), step("B"))
+    run = given(workflow).when(Begin(), pad(st.Granted, token=4, for_s=60.0), heard("A"), refused("B"))
+    run.state(status="stuck", claim_Holding=True)
+    assert not any(hasattr(effect, "token") for effect in effects(run))
+
+
+class Part(st.Command):
+    robot: str
+
+
+child = st.Workflow("Part", Part, step("B"), to="Robot/{robot}")
+parent = flow(step("A"), st.Step(child, within_s=60), step("C"))
+
+
+def test_a_workflow_as_a_step_is_begun_as_a_run_of_its_own() -> None:
+    run = given(parent).when(Begin(), heard("A"))
+    tell = effects(run)[-1]
+    assert (tell.to, tell.message.body) == ("Part/one.Part.1", encode(Part(robot="R1")))
+    run.when(heard("Part"))
+    assert asked(run) == [("Robot/R1", "C")]
+    run.when(refused("C"))
+    assert asked(run) == [("Part/one.Part.1", "undo Part")]
+    run.when(heard("undo Part"))
+    assert asked(run) == [("Robot/R1", "undo A")]
+
+
+def test_a_workflow_as_a_step_that_fails_was_undone_by_itself() -> None:
+    run = given(parent).when(Begin(), heard("A"), refused("Part"))
+    assert asked(run)[-1:] == [("Robot/R1", "undo A")]
+
+
+def test_a_workflow_as_a_step_that_is_stuck_or_late_is_cancelled() -> None:
+    for late in (True, False):
+        run = given(parent).when(Begin(), heard("A"))
+        run = run.later(seconds=60) if late else run.when(refused("Part", unknown=True))
+        assert asked(run)[-1:] == [("Part/one.Part.1", "undo Part")]
+
+
+def told_by_parent(does: Any, name: str = "Part", attempt: int = 1) -> StepAsked:
+    return StepAsked(run="Trip/one", step=name, attempt=attempt, body=encode(does), wants=("",))
+
+
+def told(scenario: Scenario[Any]) -> list[Any]:
+    """What the run above hears just now."""
+    return [one.message for one in effects(scenario) if isinstance(one, st.Tell) and one.to == "Trip/one"]
+
+
+def test_a_part_tells_the_run_above_how_it_ended() -> None:
+    done = given(child).when(told_by_parent(Part(robot="R1")), heard("B"))
+    assert told(done) == [StepHeard(step="Part", attempt=1, body=b"")]
+    done.when(told_by_parent(st.CancelRun(), "undo Part")).state(status="undoing")
+    done.when(heard("undo B")).state(status="undone")
+    assert told(done) == [StepHeard(step="undo Part", attempt=1, body=b"")]
+    failed = given(child).when(told_by_parent(Part(robot="R1")), refused("B")).state(status="undone")
+    assert [(one.step, one.unknown) for one in told(failed)] == [("Part", False)]
+    stopped = given(child).when(told_by_parent(Part(robot="R1")), st.CancelRun(reason="rain"), heard("undo B"))
+    assert [one.reason for one in told(stopped)] == ["Part/one is undone: cancelled: rain"]
+
+
+def test_a_part_that_undoes_itself_already_is_not_undone_anew() -> None:
+    run = given(child).when(told_by_parent(Part(robot="R1")), st.CancelRun())
+    run.when(told_by_parent(st.CancelRun(), "undo Part"))
+    assert asked(run) == []
+    run.when(heard("undo B")).state(status="undone")
+    assert told(run) == [StepHeard(step="undo Part", attempt=1, body=b"")]
+
+
+def test_a_part_that_never_began_is_undone_at_once() -> None:
+    run = given(child).when(told_by_parent(st.CancelRun(), "undo Part"))
+    assert told(run) == [StepHeard(step="undo Part", attempt=1, body=b"")]
+
+
+def test_a_part_that_cannot_begin_refuses() -> None:
+    for run in (
+        given(child).when(Part(robot="R1")).when(told_by_parent(Part(robot="R1"))),
+        given(child).when(told_by_parent(A())),
+        given(child).when(told_by_parent(Part(robot="no robot"))),
+    ):
+        assert [type(one) for one in told(run)] == [StepRefused]
+
+
+# Agents that take part
+
+
+def test_an_agent_takes_a_step_decides_and_tells_its_events() -> None:
+    take = StepAsked(
+        run="Delivery/1", step="TakeOff", attempt=1, body=encode(TakeOff(parcel="P")), wants=(spec_of(Airborne).tag,)
+    )
+    drone = given(Drone).when(take)
+    told = StepHeard(step="TakeOff", attempt=1, body=encode(Airborne()))
+    drone.then(
+        StepTaken(run="Delivery/1", step="TakeOff", attempt=1, wants=take.wants),
+        Airborne(),
+        st.Tell(to="Delivery/1", message=told),
+    )
+    drone.when(take)
+    assert [one.message.reason for one in effects(drone)] == ["not on the ground"]
+    drone.when(StepsClosed(run="Delivery/1")).state(steps=st.Steps())
+
+
+def test_an_agent_refuses_what_it_cannot_take() -> None:
+    def ask(body: bytes) -> str:
+        drone = given(Drone).when(StepAsked(run="Delivery/1", step="X", attempt=1, body=body, wants=()))
+        (tell,) = effects(drone)
+        return str(tell.message.reason)
+
+    assert ask(encode(UndoA())).startswith("Drone takes no UndoA@1")
+    assert "such command" in ask(b"\xc1")
+
+
+def test_an_agent_has_a_limit_of_open_steps() -> None:
+    busy = [StepTaken(run=f"Trip/{number}", step="A", attempt=1, wants=()) for number in range(OPEN_COUNT_MAX)]
+    drone = given(Drone, *busy)
+    ask = StepAsked(run="Trip/new", step="A", attempt=1, body=encode(FlyHome()), wants=(spec_of(Landed).tag,))
+    drone.when(ask)
+    assert [one.message.reason for one in effects(drone)] == [f"Drone/one carries out {OPEN_COUNT_MAX} steps already"]
+    drone.when(StepsClosed(run="Trip/0")).when(ask)
+    assert len(drone.agent.steps.open) == OPEN_COUNT_MAX
+
+
+def test_a_new_step_of_a_run_closes_those_that_it_has_left() -> None:
+    taken = [StepTaken(run="Trip/1", step=name, attempt=1, wants=()) for name in ("A", "B")]
+    taken += [StepTaken(run="Trip/1", step="C", attempt=1, wants=(), others=("B",))]
+    assert [one.step for one in given(Drone, *taken).agent.steps.open] == ["B", "C"]
+
+
+def test_the_delivery_without_infrastructure() -> None:
+    route = heard("PlanRoute", RoutePlanned(legs=3))
+    run = given(delivery, id="J1").when(Deliver(drone="D1", parcel="P1"), route)
+    assert states(run) == {"PlanRoute": "done", "TakeOff": "begun"}
+    run.when(heard("TakeOff", Airborne()))
+    assert asked(run) == [("Drone/D1", "FlyTo")]
+
+
+def test_settling_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stigmergy.workflows.run.SETTLE_COUNT_MAX", 1)
+    given(flow(step("A"), step("B"))).when(Begin()).failed("does not come to rest")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        RunEnded(status="done"),
+        StepDone(step="TakeOff"),
+        UndoBegan(reason="mischief"),
+        RunBegan[Deliver](command=Deliver(drone="D-1", parcel="P-1"), version=1, digest=""),
+    ],
+)
+def test_what_a_run_says_itself_cannot_be_observed(forged: st.Event) -> None:
+    run = given(delivery).when(Deliver(drone="D-1", parcel="P-1"))
+    before = run.agent
+    run.when(forged).failed("is said by Delivery/one alone")
+    assert run.agent == before

@@ -1,0 +1,271 @@
+"""Runs on whole nodes: at several places of one broker, on workers of a cluster, and with code that has changed."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stigmergy as st
+from stigmergy.app.fleet import inspect_journal, verifier
+from stigmergy.audit.replay import JournalReplay
+from stigmergy.base.errors import DefinitionError
+from stigmergy.cli.display.places import closing_journal
+from stigmergy.control.live import Live
+from stigmergy.testing.brokers import Broker
+from stigmergy.testing.bus_rig import wait_until
+from tests.workflows.delivery import (
+    Airborne,
+    Arrived,
+    Deliver,
+    Drone,
+    FlyHome,
+    Landed,
+    LandHere,
+    ObstacleDetected,
+    ParcelDropped,
+    PlanRoute,
+    ReleaseParcel,
+    ReturnParcel,
+    RoutePlanned,
+    TakeOff,
+    delivery,
+)
+
+WAIT_S_MAX = 240.0
+
+
+def declare(*workflows: st.Workflow, done: list[str], here: str = "here", **options: Any) -> st.Fleet:
+    """A fleet of drones whose planner writes down where it works."""
+    fleet = st.Fleet("delivery", agents=[Drone], workflows=list(workflows or (delivery,)), **options)
+
+    @fleet.worker(PlanRoute)
+    async def plan(order: st.Order[PlanRoute]) -> RoutePlanned:
+        done.append(here)
+        return RoutePlanned(legs=3)
+
+    return fleet
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await wait_until(condition, within_s=WAIT_S_MAX)
+
+
+def status(live: Live, run: str = "Delivery/J1") -> str:
+    return str(live.query(run).status)
+
+
+def step_of(live: Live, name: str, run: str = "Delivery/J1") -> str:
+    found = live.query(run).steps.get(name)
+    return "" if found is None else str(found.state)
+
+
+def flies(live: Live, run: str, attempt: int) -> bool:
+    """Whether the drone was asked to fly: what it sees before is no business of the run."""
+    return any((one.run, one.step, one.attempt) == (run, "FlyTo", attempt) for one in live.query("Drone/D1").steps.open)
+
+
+@pytest.fixture(params=["memory", "mqtt"])
+def bus(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "memory":
+        return f"memory:{tmp_path.name}"
+    broker: Broker = request.getfixturevalue("mosquitto")
+    return broker.url
+
+
+async def test_a_run_its_drone_and_its_gateway_are_at_three_nodes(bus: str) -> None:
+    planned: list[str] = []
+    fleets = {name: declare(done=planned, here=name) for name in ("base", "drone", "gateway")}
+    async with (
+        fleets["base"].running(journal="memory:", bus=bus, node="base", agents=["Delivery/*"]) as base,
+        fleets["drone"].running(journal="memory:", bus=bus, node="drone", agents=["Drone/*"]) as drone,
+        fleets["gateway"].running(journal="memory:", bus=bus, node="gateway", agents=["Place/gateway*"]) as gateway,
+    ):
+        for run, parcel in (("J1", "P1"), ("J2", "stuck")):
+            run = f"Delivery/{run}"
+            assert await base.send(run, Deliver(drone="D1", parcel=parcel))
+            await until(lambda run=run: flies(drone, run, 1))  # type: ignore[misc]
+            if parcel == "P1":
+                await drone.observe("Drone/D1", ObstacleDetected(what="crane"))
+                await until(lambda run=run: flies(drone, run, 2))  # type: ignore[misc]
+            await drone.observe("Drone/D1", Arrived())
+            await until(lambda run=run: base.query(run).ended)  # type: ignore[misc]
+        await until(lambda: not drone.query("Drone/D1").steps.open)
+        assert (status(base), status(base, "Delivery/J2")) == ("done", "undone")
+        assert drone.query("Drone/D1").dropped == ("P1",)
+        assert planned == ["gateway"] * 3
+        assert gateway.agents() == ["Place/gateway.Delivery.J1.PlanRoute", "Place/gateway.Delivery.J2.PlanRoute"]
+
+
+async def test_a_step_falls_back_when_its_place_is_away() -> None:
+    planned: list[str] = []
+    flight = st.Workflow(
+        "Flight", Deliver, st.Step(PlanRoute, done=RoutePlanned, at=("gateway", "here"), within_s=0.3, retry_s=0)
+    )
+    fleet = declare(flight, done=planned, here="base")
+    async with fleet.running(journal="memory:", bus="memory:away", node="base", agents=["Flight/*"]) as base:
+        assert await base.send("Flight/1", Deliver(drone="D1", parcel="P1"))
+        await until(lambda: status(base, "Flight/1") == "done")
+        assert base.query("Flight/1").steps["PlanRoute"].attempt == 2
+        assert planned == ["base"]
+
+
+# A workflow as a step
+
+
+class Hop(st.Command):
+    drone: str
+    parcel: str
+
+
+hop = st.Workflow(
+    "Hop",
+    Hop,
+    st.Step(TakeOff, done=Airborne, undo=LandHere, undone=Landed),
+    st.Step(ReleaseParcel, done=ParcelDropped, undo=ReturnParcel),
+    to="Drone/{drone}",
+)
+two_hops = st.Workflow(
+    "Tour", Deliver, st.Step(hop), st.Step(st.Approval("chief"), within_s=600), st.Step(FlyHome, done=Landed),
+    to="Drone/{drone}",
+)  # fmt: skip
+
+
+async def test_a_workflow_as_a_step_is_done_fails_and_is_undone() -> None:
+    async with declare(two_hops, hop, done=[]).running(journal="memory:") as live:
+        ends = {}
+        for run, parcel, answer in (
+            ("done", "P1", st.ApproveStep(step="Approval", by="Ann")),
+            ("denied", "P2", st.DenyStep(step="Approval", by="Ann", reason="rain")),
+            ("refused", "stuck", None),
+        ):
+            address = f"Tour/{run}"
+            assert await live.send(address, Deliver(drone=run, parcel=parcel))
+            if answer is not None:
+                await until(lambda address=address: step_of(live, "Approval", address) == "begun")  # type: ignore[misc]
+                assert await live.send(address, answer)
+            await until(lambda address=address: live.query(address).ended)  # type: ignore[misc]
+            await until(lambda run=run: not live.query(f"Drone/{run}").steps.open)  # type: ignore[misc]
+            ends[run] = (status(live, address), status(live, f"Hop/{run}.Hop.1"), live.query(f"Drone/{run}").state)
+        assert ends == {
+            "done": ("done", "done", "ground"),
+            "denied": ("undone", "undone", "ground"),
+            "refused": ("undone", "undone", "ground"),
+        }
+        assert "Hop/refused.Hop.1 is undone: ReleaseParcel: refused: the hook" in live.query("Tour/refused").reason
+
+
+async def test_a_pad_is_held_by_one_run_after_the_other() -> None:
+    landing = st.Workflow(
+        "Landing",
+        Deliver,
+        st.Step(st.Holding("pad-1", wait_s=60.0)),
+        st.Step(st.Approval("tower"), within_s=600),
+        to="Drone/{drone}",
+    )
+    async with declare(landing, done=[]).running(journal="memory:", ledger="memory:pads") as live:
+        for run in ("a", "b", "c"):
+            assert await live.send(f"Landing/{run}", Deliver(drone=run, parcel="P1"))
+            if run == "a":
+                await until(lambda: step_of(live, "Approval", "Landing/a") == "begun")
+        assert step_of(live, "Holding", "Landing/b") == "begun"
+        assert await live.send("Landing/c", st.CancelRun())  # its wish is taken back
+        await until(lambda: status(live, "Landing/c") == "undone")
+        assert await live.send("Landing/a", st.ApproveStep(step="Approval"))
+        await until(lambda: step_of(live, "Approval", "Landing/b") == "begun")
+        assert await live.send("Landing/b", st.DenyStep(step="Approval"))
+        await until(lambda: (status(live, "Landing/a"), status(live, "Landing/b")) == ("done", "undone"))
+
+
+async def test_a_run_holds_its_pad_again_after_a_restart(tmp_path: Path) -> None:
+    landing = st.Workflow("Landing", Deliver, st.Step(st.Holding("pad-1")), st.Step(st.Approval("tower")))
+    journal, ledger = f"sqlite:{tmp_path}/fleet.db", f"sqlite:{tmp_path}/ledger.db"
+    async with declare(landing, done=[]).running(journal=journal, ledger=ledger) as live:
+        assert await live.send("Landing/a", Deliver(drone="D1", parcel="P1"))
+        await until(lambda: step_of(live, "Approval", "Landing/a") == "begun")
+    async with declare(landing, done=[]).running(journal=journal, ledger=ledger) as live:
+        await until(lambda: live.query("Landing/a").steps["Holding"].attempt == 2)
+        await until(lambda: step_of(live, "Holding", "Landing/a") == "done")
+        assert await live.send("Landing/a", st.ApproveStep(step="Approval"))
+        await until(lambda: status(live, "Landing/a") == "done")
+
+
+# Code that has changed
+
+
+short = (
+    st.Step(TakeOff, done=Airborne, undo=LandHere, undone=Landed, within_s=30),
+    st.Step(Arrived),
+    st.Step(FlyHome, done=Landed),
+)
+
+
+def version(number: int, *items: st.Step) -> st.Workflow:
+    return st.Workflow("Delivery", Deliver, *items, to="Drone/{drone}", version=number)
+
+
+def fleet_of(*workflows: st.Workflow, **options: Any) -> st.Fleet:
+    return declare(*workflows, done=[], **options)
+
+
+async def begin(fleet: st.Fleet, journal: str, run: str = "Delivery/J1", drone: str = "D1") -> None:
+    async with fleet.running(journal=journal) as live:
+        assert await live.send(run, Deliver(drone=drone, parcel="P1"))
+        await until(lambda: step_of(live, "Arrived", run) == "begun")
+        await until(lambda: any(one.step == "Arrived" for one in live.query(f"Drone/{drone}").steps.open))
+
+
+REFUSAL = "Delivery/J1 is under way, and its workflow was changed: version 1 "
+
+
+@pytest.mark.parametrize("snapshot", [False, True], ids=["from the log", "from a snapshot"])
+async def test_a_run_under_way_is_refused_if_its_steps_have_changed(tmp_path: Path, snapshot: bool) -> None:
+    journal = f"sqlite:{tmp_path}/fleet.db"
+    settings = st.Settings(snapshots=st.Snapshots(every_events=1, tail_ratio=0.0, share_max=1.0)) if snapshot else None
+    await begin(fleet_of(version(1, *short), settings=settings), journal)
+    for workflows, says in (
+        ([version(1, *short[:2])], "has other steps now"),
+        ([version(1, short[1], short[0], short[2])], "has other steps now"),
+        ([version(2, *short)], "is not there any more"),
+    ):
+        with pytest.raises(DefinitionError, match=f"{REFUSAL}{says}; put the steps back"):
+            async with fleet_of(*workflows).running(journal=journal):
+                pass
+    slower = (st.Step(TakeOff, done=Airborne, undo=LandHere, undone=Landed, within_s=5, tries=3), *short[1:])
+    async with fleet_of(version(1, *slower)).running(journal=journal) as live:
+        assert bool(live.recovered.snapshots) == snapshot
+        await live.observe("Drone/D1", Arrived())
+        await until(lambda: status(live) == "done")
+
+
+def replayed(fleet: st.Fleet, journal: str) -> list[str]:
+    """What `stigmergy replay` says of each run."""
+    with closing_journal(inspect_journal(journal)) as opened:
+        found = JournalReplay(opened, fleet.plans, fleet.settings.limits, verifier()).run()
+    return [str(one.new) for one in found.differences]
+
+
+def test_a_replay_says_beforehand_what_would_be_refused(tmp_path: Path) -> None:
+    journal = f"sqlite:{tmp_path}/fleet.db"
+    asyncio.run(begin(fleet_of(version(1, *short)), journal))
+    assert replayed(fleet_of(version(1, *short)), journal) == []
+    assert replayed(fleet_of(version(1, *short), version(2, *short[:2])), journal) == []
+    for changed in (version(1, *short[:2]), version(1, *short[1:]), version(2, *short)):
+        assert any(says.startswith(REFUSAL) for says in replayed(fleet_of(changed), journal))
+
+
+async def test_old_runs_end_on_old_steps_and_new_ones_begin_on_the_newest(tmp_path: Path) -> None:
+    journal = f"sqlite:{tmp_path}/fleet.db"
+    old, new = version(1, *short), version(2, st.Step(TakeOff, done=Airborne), st.Step(Arrived))
+    await begin(fleet_of(old), journal)
+    async with fleet_of(old, new).running(journal=journal) as live:
+        assert await live.send("Delivery/J2", Deliver(drone="D2", parcel="P2"))
+        await until(lambda: any(one.step == "Arrived" for one in live.query("Drone/D2").steps.open))
+        await live.observe("Drone/D1", Arrived())
+        await live.observe("Drone/D2", Arrived())
+        await until(lambda: (status(live), status(live, "Delivery/J2")) == ("done", "done"))
+        assert [live.query(f"Delivery/{run}").version for run in ("J1", "J2")] == [1, 2]
+        assert "FlyHome" not in live.query("Delivery/J2").steps
+    async with fleet_of(new).running(journal=journal) as live:  # what has ended needs its steps no more
+        assert (status(live), status(live, "Delivery/J2")) == ("done", "done")
