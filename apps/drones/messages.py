@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from apps.drones.area import Area
-from stigmergy import Action, Command, Event, Work, transient
+from stigmergy import Action, Command, Event, Work, transient, within
 
 # ------------------------------------------------------------------ values
 
@@ -68,7 +68,7 @@ class Fix(Event, keep=transient):
     """On the ground, motors off."""
 
 
-class Moved(Event):
+class Moved(Event, keep=within(seconds=1)):
     """Where the drone is, kept once a second: what state, map and audit know of its way. Small numbers on purpose."""
 
     t: float
@@ -78,6 +78,14 @@ class Moved(Event):
     """In decimetres."""
     battery: int
     """In tenths of a percent."""
+
+
+class MotorWarned(Event):
+    """From the airframe of the drone: this motor draws far too much current. Rare, and reason enough to abort."""
+
+    motor: int
+    """1 to 4."""
+    current_a: float
 
 
 # ------------------------------------------------------------------ a drone: what it is told
@@ -133,8 +141,14 @@ class TakeOff(Command):
     """Rise to the floor of the airways, in the own column."""
 
 
+class AskWay(Command):
+    """Say where you are and which zones you know to be closed, for the planner."""
+
+    to: Site
+
+
 class FlyRoute(Command):
-    """Fly these points, one after the other, at the level of the way."""
+    """Fly these points, one after the other, at the level of the way; wait short of the last one."""
 
     points: tuple[Site, ...]
 
@@ -202,8 +216,57 @@ class JobEnded(Event):
     why: str
 
 
+class JobDeclined(Event):
+    """The drone does not take a job that it was offered."""
+
+    job: str
+    token: int
+    why: str
+
+
+class LinkChanged(Event):
+    """Its radio reaches the zone, or does not any more."""
+
+    up: bool
+    t: float
+
+
+class ReadyTold(Event):
+    """It has told its dispatchers that it can take a job, or that it cannot."""
+
+    ready: bool
+    t: float
+
+
+class WayAsked(Event):
+    start: Site
+    to: Site
+    zones: tuple[ClosedZone, ...]
+
+
+class RouteSet(Event):
+    """Where it is going, by which points and at which level, and what for."""
+
+    purpose: str
+    points: tuple[Site, ...]
+    level_m: float
+
+
+class DescentWanted(Event):
+    """It wants to go down there: it claims the cell."""
+
+    purpose: str
+    at: Site
+
+
+class TouchedDown(Event):
+    """It is on the ground, at a customer's."""
+
+    purpose: str
+
+
 class Airborne(Event):
-    """It has left the ground and stands at the floor of the airways."""
+    """It has left the ground and waits in its column, below the airways."""
 
 
 class RouteBlocked(Event):
@@ -265,12 +328,16 @@ class CourseSet(Event):
 
 
 class Avoiding(Event):
-    """It leaves its level, or waits, because another one comes too close."""
+    """It leaves its level for good, or waits until `clear_t`, because another one comes too close."""
 
     of: str
     level_m: float
     holds: bool
     clear_t: float
+
+
+class WayClear(Event):
+    """It goes on after it has waited for others."""
 
 
 class TrackShared(Event):
@@ -292,6 +359,13 @@ class TrafficHeard(Event):
 
     t: float
     others: tuple[tuple[str, Track], ...]
+
+
+class ChargeWanted(Event):
+    """It wants a charging pad."""
+
+    pads: str
+    """The names of those that it would fly to, as a pool."""
 
 
 class ChargingBegan(Event):
@@ -465,6 +539,13 @@ class JobClosed(Event):
 
     job: str
     token: int
+
+
+class JobAccepted(Event):
+    """From the drone: it flies the job."""
+
+    token: int
+    drone: str
 
 
 class JobPicked(Event):
