@@ -34,6 +34,8 @@ class Track(Struct, frozen=True, array_like=True):
     """As `Drone.mode`. One that is `parked` or `charging` is on the ground."""
     job: str = ""
     token: int = 0
+    to_z: float = -1.0
+    """The height that it goes to, or will go to if nobody warns it; -1: it does not say."""
 
 
 class ClosedZone(Struct, frozen=True, array_like=True):

@@ -1,0 +1,372 @@
+"""Who is too near to whom in the air, who gives way, and how; closed zones as polygons. Pure.
+
+Why two drones above the floor never come nearer than 10 m and 4 m at once:
+
+1. All that is decided here is decided from tracks, the same on both sides. A track is extrapolated; if it is off by
+   more than `is_off` says, the drone shares a new one. So a position is off by 8 m and 2.5 m at most, and by what happens
+   while a new track is under way: 2 s, 1 s until the sector looks, 1 s until the drone has begun to do something.
+2. In level flight the level follows from the heading, and levels are 10 m apart. A drone that is near its level counts
+   as on it, so that noise of the height is no conflict, and at another level nobody is too near (`NEAR_HEIGHT_M`).
+3. At one level two drones are too near below `NEAR_M`, and that grows by `TURN_S` of the speed of each: 35 m for two
+   that stand still, 95 m for two at full speed. A turn that nobody could know of leaves that distance to be warned in:
+   from 95 m to 35 m takes 4 s if one turns towards the other. A level is left by 4 m within 2.5 s.
+4. What is known ahead is known `HORIZON_S` ahead. A drone that holds stands after 38 m and at most 4 s of delay, 100 m;
+   25 s are 375 m. So there is always time to hold, whatever the other one does.
+5. Nobody changes its height by surprise. Before it climbs or goes down above the floor it shares a track with `to_z`,
+   waits `ANNOUNCE_S`, and begins only if it was not warned. A drone below the floor waits there.
+   While it waits it is treated as if it began now; when it moves, it has priority, because it can only stop badly.
+6. For each pair exactly one gives way (`gives_way`). It takes the nearest level where, and on the way to which, nothing
+   heard comes too near; without one it holds; if it hovers already, it goes `aside`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import atan2, cos, hypot, pi, sin, sqrt
+
+from msgspec.structs import replace
+
+from apps.drones.area import FLOOR_M, LEVELS_M, Point
+from apps.drones.messages import ClosedZone, Site, Track
+
+HORIZON_S = 25.0
+NEAR_M = 35.0
+NEAR_HEIGHT_M = 8.0
+TURN_S = 2.0
+"""How much of its way a drone may come nearer by a turn before it is noticed."""
+CLEAR_S = 6.0
+"""So long after the last warning a drone goes on."""
+ANNOUNCE_S = 4.0
+"""So long a drone shows that it wants to change its height before it does."""
+CLIMB_M_S, DESCEND_M_S = 4.0, 3.0
+HOVERS_M_S = 1.0
+"""Slower than this a drone stands still."""
+ON_LEVEL_M = 3.0
+LINGER_S = 5.0
+"""A drone that changes its height may stop on its way: it counts as still being where it was so long ago."""
+GROUND_M = 10.0
+OUTSIDE_M = 30.0
+CRUISE_M_S = 15.0
+ZONE_HEIGHT_M = 5.0
+"""So far above and below a closed zone nobody flies."""
+
+# ------------------------------------------------------------------ tracks
+
+
+def at(track: Track, t: float) -> tuple[float, float, float]:
+    """Where the drone is at `t`, as far as its track says."""
+    dt = t - track.t
+    z = track.z + track.vz * dt
+    if track.to_z >= 0 and track.vz:
+        z = min(z, max(track.to_z, track.z)) if track.vz > 0 else max(z, min(track.to_z, track.z))
+    return track.x + track.vx * dt, track.y + track.vy * dt, max(z, 0.0)
+
+
+def is_off(shared: Track, x: float, y: float, z: float, t: float) -> bool:
+    """Whether a drone that is there has to share a new track."""
+    there = at(shared, t)
+    return hypot(there[0] - x, there[1] - y) > 8.0 or abs(there[2] - z) > 2.5
+
+
+def level_of(x0: float, y0: float, x1: float, y1: float) -> float:
+    """The level of a way, by the octant of its heading."""
+    octant = int((atan2(y1 - y0, x1 - x0) + pi) / (pi / 4)) % 8
+    return LEVELS_M[octant]
+
+
+def _hovers(track: Track) -> bool:
+    return track.vx * track.vx + track.vy * track.vy < HOVERS_M_S * HOVERS_M_S
+
+
+def _wants(track: Track) -> bool:
+    """It stays at its height, and says that it wants to leave it."""
+    return track.to_z >= 0 and abs(track.vz) < 1.0 and abs(track.to_z - track.z) > ON_LEVEL_M
+
+
+def _climb(track: Track, z: float) -> tuple[float, float, float] | None:
+    """Height, how fast it changes, and where that ends; None if the drone stays out of everybody's way."""
+    said = track.to_z >= 0
+    if z < FLOOR_M:
+        if track.vz < -0.5 or (z < GROUND_M and track.vz < 0.5):
+            return None
+        return z, CLIMB_M_S, track.to_z if track.to_z > FLOOR_M else LEVELS_M[-1]
+    if abs(track.vz) >= 1.0:
+        if said and (track.to_z - z) * track.vz > 0:
+            return z, track.vz, track.to_z
+        if said:
+            return track.to_z, 0.0, track.to_z
+        return z, track.vz, LEVELS_M[-1] if track.vz > 0 else 0.0
+    if said and abs(track.to_z - z) > ON_LEVEL_M:
+        return z, CLIMB_M_S if track.to_z > z else -DESCEND_M_S, track.to_z
+    level = min(LEVELS_M, key=lambda level: abs(level - z))
+    z = level if abs(level - z) <= ON_LEVEL_M else z
+    return z, 0.0, z
+
+
+def _band(climb: tuple[float, float, float], said: bool, s: float) -> tuple[float, float]:
+    """The heights between which a drone is after `s` seconds."""
+    z, vz, to = climb
+    then, was = z + vz * (s + 1.0), z + vz * max(s - LINGER_S, 0.0) if said else z
+    if vz > 0:
+        return min(was, max(to, z)), min(then, max(to, z))
+    if vz < 0:
+        return max(then, min(to, z)), max(was, min(to, z))
+    return z, z
+
+
+def conflict_s(a: Track, b: Track, now_t: float) -> float | None:
+    """The seconds until both are too near at once, within `HORIZON_S`; 0 if they are now."""
+    return _conflict(a, b, now_t, 0.0)
+
+
+def _conflict(a: Track, b: Track, now_t: float, from_s: float) -> float | None:
+    ax, ay, az = at(a, now_t)
+    bx, by, bz = at(b, now_t)
+    dx, dy = bx - ax, by - ay
+    if abs(dx) > 900.0 or abs(dy) > 900.0:
+        return None
+    avx, avy, bvx, bvy = a.vx, a.vy, b.vx, b.vy
+    speed_a, speed_b = hypot(avx, avy), hypot(bvx, bvy)
+    if speed_a < HOVERS_M_S:
+        avx = avy = 0.0
+    if speed_b < HOVERS_M_S:
+        bvx = bvy = 0.0
+    begin, end = _within(dx, dy, bvx - avx, bvy - avy, NEAR_M + TURN_S * (speed_a + speed_b))
+    begin, end = max(begin, from_s), min(end, HORIZON_S)
+    if begin > end:
+        return None
+    climb_a, climb_b = _climb(a, az), _climb(b, bz)
+    if climb_a is None or climb_b is None or (az < FLOOR_M and bz < FLOOR_M):
+        return None
+    if climb_a[1] == 0.0 and climb_b[1] == 0.0:
+        return begin if abs(climb_a[0] - climb_b[0]) < NEAR_HEIGHT_M else None
+    s = begin
+    while s <= end:
+        low_a, high_a = _band(climb_a, a.to_z >= 0, s)
+        low_b, high_b = _band(climb_b, b.to_z >= 0, s)
+        if low_a - high_b < NEAR_HEIGHT_M and low_b - high_a < NEAR_HEIGHT_M:
+            return s
+        s += 1.0
+    return None
+
+
+def _within(dx: float, dy: float, vx: float, vy: float, near_m: float) -> tuple[float, float]:
+    """From when to when something at `dx`, `dy` with this velocity is so near."""
+    vv, dv, rest = vx * vx + vy * vy, dx * vx + dy * vy, dx * dx + dy * dy - near_m * near_m
+    if vv < 0.01:
+        return (0.0, HORIZON_S) if rest < 0 else (1.0, 0.0)
+    root = dv * dv - vv * rest
+    if root <= 0:
+        return 1.0, 0.0
+    root = sqrt(root)
+    return max((-dv - root) / vv, 0.0), (-dv + root) / vv
+
+
+def _rank(track: Track) -> int:
+    if track.z < FLOOR_M:
+        return 0
+    if abs(track.vz) >= 1.0:
+        return 5
+    if _hovers(track):
+        return 4 if _wants(track) else 3
+    return 1 if _wants(track) else 2
+
+
+def gives_way(name_a: str, a: Track, name_b: str, b: Track) -> bool:
+    """Whether a gives way to b. Exactly one of two does, unless both are below the floor.
+
+    Priority falls from those that climb or descend, to those that hover and want to, hover, fly level, fly level and
+    want to leave it, to those that are still below the floor. Between equals the lower name has priority.
+    """
+    rank_a, rank_b = _rank(a), _rank(b)
+    if rank_a == rank_b == 0:
+        return False
+    return rank_a < rank_b if rank_a != rank_b else name_a > name_b
+
+
+Traffic = tuple[tuple[str, Track], ...]
+
+
+def free_level(name: str, own: Track, others: Traffic, now_t: float) -> float | None:
+    """The nearest level where nothing heard comes too near, nor on the way there. None: hold."""
+    x, y, z = at(own, now_t)
+    here = replace(own, t=now_t, x=x, y=y, z=z, vz=0.0, to_z=-1.0)
+    for level in sorted(LEVELS_M, key=lambda level: (abs(level - z), level)):
+        if is_free(name, here, others, now_t, level):
+            return level
+    return None
+
+
+def is_free(name: str, own: Track, others: Traffic, now_t: float, level: float) -> bool:
+    """Whether a drone can change to this level now, and fly on there."""
+    x, y, z = at(own, now_t)
+    up = level > z
+    changes = abs(level - z) > ON_LEVEL_M
+    there = replace(own, t=now_t, x=x, y=y, z=z, vz=DESCEND_M_S * (1 if up else -1) if changes else 0.0, to_z=level)
+    for other, track in others:
+        if other == name:
+            continue
+        height = at(track, now_t)[2]
+        leaves = changes and abs(track.vz) < 1.0 and abs(height - z) < NEAR_HEIGHT_M and (up == (height <= z))
+        # From one that is near its own height it gets away by the change itself: what counts is what comes after.
+        after_s = LINGER_S + (NEAR_HEIGHT_M + 1.0 - abs(height - z)) / DESCEND_M_S if leaves else 0.0
+        if _conflict(there, track, now_t, after_s) is not None:
+            return False
+    return True
+
+
+def aside(name: str, own: Track, others: Traffic, now_t: float) -> Point | None:
+    """Where a drone that hovers goes, at its height, if it must give way and no level is free. None: nowhere."""
+    x, y, z = at(own, now_t)
+    for far_m in (2 * NEAR_M, 4 * NEAR_M):
+        for eighth in range(8):
+            there_x, there_y = x + far_m * cos(eighth * pi / 4), y + far_m * sin(eighth * pi / 4)
+            there = replace(own, t=now_t, x=there_x, y=there_y, z=z, vx=0.0, vy=0.0, vz=0.0, to_z=z)
+            if all(other == name or conflict_s(there, track, now_t) is None for other, track in others):
+                return there_x, there_y
+    return None
+
+
+# ------------------------------------------------------------------ closed zones
+
+
+def closed(zone: ClosedZone, t: float) -> bool:
+    """Whether it is closed at that time."""
+    return zone.from_t <= t < zone.until_t
+
+
+def inside(zone: ClosedZone, x: float, y: float, z: float, t: float) -> bool:
+    """Whether somebody there would be where nobody may be."""
+    return closed(zone, t) and zone.floor_m <= z <= zone.ceiling_m and _holds(zone.corners, x, y)
+
+
+def _edges(corners: Sequence[Point]) -> Iterable[tuple[Point, Point]]:
+    return zip(corners, (*corners[1:], corners[0]), strict=True)
+
+
+def _holds(corners: Sequence[Point], x: float, y: float) -> bool:
+    """Whether a polygon contains the point: a ray to the east crosses its border an odd number of times."""
+    odd = False
+    for (x0, y0), (x1, y1) in _edges(corners):
+        if (y0 > y) != (y1 > y) and x < x0 + (y - y0) / (y1 - y0) * (x1 - x0):
+            odd = not odd
+    return odd
+
+
+def _foot(x: float, y: float, start: Point, end: Point) -> Point:
+    """The point of a segment that is nearest."""
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    length = dx * dx + dy * dy
+    part = ((x - start[0]) * dx + (y - start[1]) * dy) / length if length else 0.0
+    part = min(max(part, 0.0), 1.0)
+    return start[0] + part * dx, start[1] + part * dy
+
+
+def _border_m(corners: Sequence[Point], x: float, y: float) -> float:
+    """How far it is to the border, from inside or outside."""
+    return min(hypot(x - foot[0], y - foot[1]) for foot in (_foot(x, y, *edge) for edge in _edges(corners)))
+
+
+def is_outside(zone: ClosedZone, x: float, y: float, margin_m: float) -> bool:
+    """Whether a point is outside of the polygon, by this margin."""
+    return not _holds(zone.corners, x, y) and _border_m(zone.corners, x, y) >= margin_m
+
+
+def way_out(zone: ClosedZone, x: float, y: float) -> Point:
+    """The nearest point that is `OUTSIDE_M` beyond the border; the point itself if it is there already."""
+    corners = zone.corners
+    if is_outside(zone, x, y, OUTSIDE_M):
+        return x, y
+    far_m = OUTSIDE_M + 0.5
+    found: list[Point] = []
+    for start, end in _edges(corners):
+        length = hypot(end[0] - start[0], end[1] - start[1])
+        if length == 0:
+            continue
+        away = (end[1] - start[1]) / length * far_m, (start[0] - end[0]) / length * far_m
+        feet = [_foot(x, y, start, end)]
+        # In a notch the nearest place beyond an edge may be too near to another one: further along it is not.
+        steps = min(int(length / 20.0) + 1, 50)
+        feet += [
+            (start[0] + (end[0] - start[0]) * i / steps, start[1] + (end[1] - start[1]) * i / steps)
+            for i in range(steps + 1)
+        ]
+        for foot in feet:
+            found += [(foot[0] + away[0], foot[1] + away[1]), (foot[0] - away[0], foot[1] - away[1])]
+    xs, ys = [corner[0] for corner in corners], [corner[1] for corner in corners]
+    found += [(min(xs) - far_m, y), (max(xs) + far_m, y), (x, min(ys) - far_m), (x, max(ys) + far_m)]
+    found.sort(key=lambda point: (hypot(point[0] - x, point[1] - y), point))
+    return next(point for point in found if is_outside(zone, *point, OUTSIDE_M))
+
+
+def _cross(a: Point, b: Point, c: Point) -> float:
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+
+
+def _meet(a: Point, b: Point, c: Point, d: Point) -> bool:
+    """Whether two segments have a point in common."""
+    if max(a[0], b[0]) < min(c[0], d[0]) or max(c[0], d[0]) < min(a[0], b[0]):
+        return False
+    if max(a[1], b[1]) < min(c[1], d[1]) or max(c[1], d[1]) < min(a[1], b[1]):
+        return False
+    return _cross(a, b, c) * _cross(a, b, d) <= 0 and _cross(c, d, a) * _cross(c, d, b) <= 0
+
+
+def _apart_m(a: Point, b: Point, c: Point, d: Point) -> float:
+    """How far two segments are from each other."""
+    if _meet(a, b, c, d):
+        return 0.0
+    feet = ((a, _foot(*a, c, d)), (b, _foot(*b, c, d)), (c, _foot(*c, a, b)), (d, _foot(*d, a, b)))
+    return min(hypot(point[0] - foot[0], point[1] - foot[1]) for point, foot in feet)
+
+
+def crosses(zone: ClosedZone, x0: float, y0: float, x1: float, y1: float, margin_m: float = 25.0) -> bool:
+    """Whether the straight way touches the polygon, widened by the margin."""
+    start, end = (x0, y0), (x1, y1)
+    if _holds(zone.corners, x0, y0) or _holds(zone.corners, x1, y1):
+        return True
+    return any(_apart_m(start, end, *edge) < margin_m for edge in _edges(zone.corners))
+
+
+def is_simple(corners: Sequence[Point]) -> bool:
+    """Whether the border of a polygon does not touch itself."""
+    edges = list(_edges(corners))
+    if any(start == end for start, end in edges):
+        return False
+    for i, (a, b) in enumerate(edges):
+        for j in range(i + 1, len(edges)):
+            c, d = edges[j]
+            if j == i + 1 or (i == 0 and j == len(edges) - 1):
+                # Neighbours share a corner; they must not lie on each other.
+                shared, one, other = (b, a, d) if j == i + 1 else (a, b, c)
+                dot = (one[0] - shared[0]) * (other[0] - shared[0]) + (one[1] - shared[1]) * (other[1] - shared[1])
+                if _cross(shared, one, other) == 0 and dot > 0:
+                    return False
+            elif _meet(a, b, c, d):
+                return False
+    return True
+
+
+def area_m2(corners: Sequence[Point]) -> float:
+    """The area of a polygon."""
+    return abs(sum(a[0] * b[1] - b[0] * a[1] for a, b in _edges(corners))) / 2
+
+
+def is_in_the_way(zone: ClosedZone, t: float, way_m: float, level_m: float) -> bool:
+    """Whether a zone is closed, or will be before a way of this length is flown, at this height."""
+    if not zone.from_t <= t + way_m / (CRUISE_M_S / 2) or zone.until_t <= t:
+        return False
+    return zone.floor_m - ZONE_HEIGHT_M <= level_m <= zone.ceiling_m + ZONE_HEIGHT_M
+
+
+def blocked_by(points: Sequence[Site], zones: Iterable[ClosedZone], t: float, level_m: float) -> str:
+    """The first closed zone in the way of a route at that height: its name, or "" if there is none."""
+    way_m = 0.0
+    zones = tuple(zones)
+    for start, end in pairwise(points):
+        way_m += hypot(end.x - start.x, end.y - start.y)
+        for zone in zones:
+            if is_in_the_way(zone, t, way_m, level_m) and crosses(zone, start.x, start.y, end.x, end.y):
+                return zone.name
+    return ""
