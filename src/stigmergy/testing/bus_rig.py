@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from stigmergy.bus.port import Bus, BusMessage
 
 WAIT_S = 240.0
 """How long is waited for what must happen; only a broken adapter uses it up."""
+SEEN_CHARS_MAX = 500
+"""Of each value that a failed wait prints."""
 
 
 class BusRig(Protocol):
@@ -51,6 +54,9 @@ class HandlerLog:
     async def __call__(self, message: BusMessage) -> None:
         self.messages.append(message)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.payloads!r})"
+
     @property
     def payloads(self) -> list[bytes]:
         """All of them, repetitions too."""
@@ -69,6 +75,9 @@ class Marking:
         self.taken: list[int] = []
         self.repeated = 0
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(took {len(self.taken)}, {self.repeated} again)"
+
     async def __call__(self, message: BusMessage) -> None:
         number = int(message.payload)
         if number <= len(self.taken):
@@ -84,9 +93,12 @@ async def wait_until(condition: Callable[[], bool], within_s: float = WAIT_S) ->
     deadline_s = asyncio.get_running_loop().time() + within_s
     while not condition():
         if asyncio.get_running_loop().time() > deadline_s:
-            pytest.fail(
-                f"not within {within_s} s: {condition.__code__.co_name} at line {condition.__code__.co_firstlineno}"
+            code = condition.__code__
+            seen = ", ".join(
+                f"{name} = {repr(value)[:SEEN_CHARS_MAX]}"
+                for name, value in inspect.getclosurevars(condition).nonlocals.items()
             )
+            pytest.fail(f"not within {within_s} s: {code.co_name} at line {code.co_firstlineno}; {seen}")
         await asyncio.sleep(0.005)
 
 
