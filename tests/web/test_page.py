@@ -249,7 +249,8 @@ def test_lost_contact_is_said_and_mended(tmp_path: Path, show: Show) -> None:
     screen = show(served.url).open("#/map?agent=Drone/N-1")
     screen.wait("map.screenOf('Drone/N-1') !== null")
     commands = agent_panel(screen, "N-1").get_by_role("region", name="Commands")
-    assert commands.get_by_role("button").all_inner_texts() == ["StartMission"]
+    # The panel asks for the agent by itself, and may have it later than the map.
+    screen.wait_for(lambda: commands.get_by_role("button").all_inner_texts() == ["StartMission"], "the command")
     served.end()
     screen.page.get_by_text("no contact").first.wait_for()
     source = (tmp_path / "town.py").read_text(encoding="utf-8")
