@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
@@ -174,32 +174,37 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_witness(folder: Path) -> Witness:
-    """Reads both files of the world."""
+    """Reads both files of the world. A battery that gets empty does so in the air: nothing is used on the ground."""
     found = Witness()
     names: dict[int, str] = {}
     began: dict[tuple[str, str], float] = {}
+    zones: dict[str, Zone] = {}
     for fact in read_lines(folder / "world.jsonl"):
-        match fact["kind"]:
-            case "begin":
+        match fact["fact"]:
+            case "world":
                 found.begin_t, found.tick_s = fact["t"], fact["tick_s"]
-            case "drone":
+            case "commissioned":
                 names[fact["index"]] = fact["drone"]
-            case "drop":
+            case "dropped":
                 found.drops.append(Drop(fact["job"], fact["token"], fact["drone"], fact["t"]))
             case "failed":
-                began[fact["drone"], fact["what"]] = fact["t"]
-            case "recovered":
-                begin_t = began.pop((fact["drone"], fact["what"]), found.begin_t)
-                found.spells.append(Spell(fact["drone"], fact["what"], begin_t, fact["t"]))
-            case "zone":
-                zone = {key: value for key, value in fact.items() if key not in ("kind", "t")}
-                found.zones.append(msgspec.convert({**zone, "announced_t": fact["t"]}, Zone))
+                began.setdefault((fact["drone"], fact["kind"]), fact["t"])
+            case "repaired":
+                begin_t = began.pop((fact["drone"], fact["kind"]), None)
+                if begin_t is not None:
+                    found.spells.append(Spell(fact["drone"], fact["kind"], begin_t, fact["t"]))
+            case "zone_closed":
+                zones[fact["name"]] = msgspec.convert({**fact, "announced_t": fact["t"]}, Zone)
+            case "zone_opened":
+                zone = zones[fact["name"]]
+                zones[fact["name"]] = structs.replace(zone, until_t=min(zone.until_t, fact["t"]))
             case "battery_empty":
-                if fact["airborne"]:
+                if (fact["drone"], "motor") not in began:
                     found.empty.append((fact["drone"], fact["t"]))
             case _:
                 pass
     found.spells += [Spell(drone, what, t, float("inf")) for (drone, what), t in began.items()]
+    found.zones = list(zones.values())
     found.drones = [names[number] for number in range(len(names))]
     raw = np.fromfile(folder / "world.f4", np.float32)
     count = len(found.drones)

@@ -45,8 +45,10 @@ def write_world(
     ticks = np.arange(0.0, seconds, TICK_S)
     places = np.array([[way(t) for way in ways.values()] for t in ticks], np.float32)
     places.tofile(folder / "world.f4")
-    lines: list[dict[str, Any]] = [{"kind": "begin", "t": begin_t, "tick_s": TICK_S}]
-    lines += [{"kind": "drone", "t": begin_t, "index": number, "drone": name} for number, name in enumerate(ways)]
+    lines: list[dict[str, Any]] = [{"fact": "world", "t": begin_t, "tick_s": TICK_S}]
+    lines += [
+        {"fact": "commissioned", "t": begin_t, "index": number, "drone": name} for number, name in enumerate(ways)
+    ]
     (folder / "world.jsonl").write_text("\n".join(json.dumps(line) for line in [*lines, *facts]))
 
 
@@ -100,15 +102,15 @@ def test_too_close_is_in_the_plane_and_in_height_at_once(tmp_path: Path, other: 
 
 def test_a_failed_drone_is_counted_beside(tmp_path: Path) -> None:
     ways = {"a": flies(0.0, 0.0, 45.0, 10.0), "b": stands(40.0, 0.0, 45.0)}
-    write_world(tmp_path, ways, 10.0, {"kind": "failed", "t": 1.0, "drone": "b", "what": "motor"})
+    write_world(tmp_path, ways, 10.0, {"fact": "failed", "t": 1.0, "drone": "b", "kind": "motor"})
     found = check(tmp_path)
     assert (found.separation_violations, found.near_failed, found.violations) == (0, 1, 0)
 
 
 def test_a_radio_that_is_back_does_not_excuse(tmp_path: Path) -> None:
     facts = [
-        {"kind": "failed", "t": 0.5, "drone": "b", "what": "radio"},
-        {"kind": "recovered", "t": 1.0, "drone": "b", "what": "radio"},
+        {"fact": "failed", "t": 0.5, "drone": "b", "kind": "radio"},
+        {"fact": "repaired", "t": 1.0, "drone": "b", "kind": "radio"},
     ]
     write_world(tmp_path, {"a": flies(0.0, 0.0, 45.0, 10.0), "b": stands(60.0, 0.0, 45.0)}, 10.0, *facts)
     assert check(tmp_path).separation_violations == 1
@@ -121,7 +123,7 @@ def zone(announced_t: float = 1.0, **more: Any) -> dict[str, Any]:
     """The letter L: concave, so that a bounding box is not enough."""
     corners = [[0, 0], [100, 0], [100, 50], [50, 50], [50, 100], [0, 100]]
     return {
-        "kind": "zone",
+        "fact": "zone_closed",
         "t": announced_t,
         "name": "Z",
         "corners": corners,
@@ -185,10 +187,19 @@ def test_two_holders_of_one_claim(tmp_path: Path, other: Hold, count: int) -> No
     assert found.double_held_pads == count
 
 
-def test_empty_in_the_air_and_on_the_ground(tmp_path: Path) -> None:
-    facts = [{"kind": "battery_empty", "t": 1.0, "drone": "a", "airborne": airborne} for airborne in (True, False)]
-    write_world(tmp_path, {"a": stands(0.0, 0.0, 0.0)}, 2.0, *facts)
+def test_an_empty_battery_counts_unless_the_motors_had_failed(tmp_path: Path) -> None:
+    facts = [
+        {"fact": "failed", "t": 1.0, "drone": "b", "kind": "motor"},
+        *({"fact": "battery_empty", "t": 2.0, "drone": drone} for drone in "ab"),
+    ]
+    write_world(tmp_path, {"a": stands(0.0, 0.0, 0.0), "b": stands(90.0, 0.0, 0.0)}, 2.0, *facts)
     assert check(tmp_path).batteries_empty_in_the_air == 1
+
+
+def test_a_zone_that_was_opened_early_is_open(tmp_path: Path) -> None:
+    opened = {"fact": "zone_opened", "t": 5.0, "name": "Z"}
+    write_world(tmp_path, {"a": lambda t: (25.0 if t > 6 else -50.0, 25.0, 45.0)}, 15.0, zone(), opened)
+    assert check(tmp_path).zone_intrusions == 0
 
 
 # ------------------------------------------------------------------ jobs, from a real journal
@@ -225,7 +236,7 @@ def write_jobs(folder: Path, jobs: dict[str, tuple[Event, ...]], kg: float = 1.0
 
 
 def drop(job: str, t: float = 5.0, token: int = 1, drone: str = "a") -> dict[str, Any]:
-    return {"kind": "drop", "t": t, "job": job, "token": token, "drone": drone}
+    return {"fact": "dropped", "t": t, "job": job, "token": token, "drone": drone}
 
 
 def placed(folder: Path, **answers: bool) -> None:
@@ -296,7 +307,7 @@ def test_late_is_missed_by_the_clock_of_the_world(tmp_path: Path) -> None:
 
 
 def test_reassignment_counts_from_the_failure(tmp_path: Path) -> None:
-    facts = [{"kind": "failed", "t": 20.0, "drone": "a", "what": "motor"}, drop("J2", t=15.0), drop("J1", 90.0, 2, "b")]
+    facts = [{"fact": "failed", "t": 20.0, "drone": "a", "kind": "motor"}, drop("J2", t=15.0), drop("J1", 90.0, 2, "b")]
     write_world(tmp_path, {"a": stands(0.0, 0.0, 0.0)}, 2.0, *facts)
     jobs = {
         "J1": LoggedJob(1.0, given=[Given(1, "a", 5.0), Given(2, "b", 27.5)], ended=[]),
