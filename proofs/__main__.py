@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -141,7 +142,14 @@ def run_apart(name: str, quick: bool, seconds_max: float) -> Proof:
     """Runs one proof in a process of its own, and ends it with all that it has started if it takes longer than this."""
     begin_s = time.monotonic()
     command = [sys.executable, "-m", "proofs", name, "--here", *(["--quick"] if quick else [])]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        # What a shell runs in the background ignores a Ctrl-C, and so does all that it starts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
     try:
         said, _ = process.communicate(timeout=seconds_max)
     except subprocess.TimeoutExpired:
