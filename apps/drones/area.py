@@ -37,6 +37,8 @@ class Area(Struct, frozen=True):
     rows: int
     zone_m: float
     regions: int
+    stands: int = 8
+    """Stands in a row, and rows of them, in the middle of each zone."""
 
     def zone_at(self, x: float, y: float) -> str:
         """The zone of a point; of one outside, the nearest."""
@@ -115,7 +117,7 @@ def stand_of(area: Area, zone: str, number: int) -> Point:
     """Where drone `number` of a zone is at home: stands are every second cell of a square in the zone's middle."""
     x, y = area.corner(zone)
     first = cell_of(x + area.zone_m / 2, y + area.zone_m / 2)
-    side = 8
+    side = area.stands
     column, row = first[0] - side + 2 * (number % side), first[1] - side + 2 * (number // side)
     return (column + 0.5) * CELL_M, (row + 0.5) * CELL_M
 
@@ -132,4 +134,5 @@ def is_reserved(area: Area, x: float, y: float) -> bool:
     left, bottom = area.corner(zone)
     middle = cell_of(left + area.zone_m / 2, bottom + area.zone_m / 2)
     column, row = cell_of(x, y)
-    return -9 <= column - middle[0] <= 9 and -9 <= row - middle[1] <= 9
+    side = area.stands + 1
+    return -side <= column - middle[0] <= side and -side <= row - middle[1] <= side
