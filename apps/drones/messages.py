@@ -410,6 +410,10 @@ class Release(Action):
     token: int
 
 
+BOX_FULL = "the box has its parcel"
+"""Part of the reason with which a box refuses a token or a parcel after it has taken one."""
+
+
 class ArmBox(Action):
     """Tells the customer's box, over the ground, which token it is to take. A box never goes back to a lower one."""
 
@@ -518,6 +522,11 @@ class JobOpened(Event):
     priority: int
     why: str = ""
     since_t: float = 0.0
+    """Since when it waits under this token, whichever zone it was in."""
+    not_by: tuple[str, ...] = ()
+    """Drones that have returned it lately: others are to be asked."""
+    silent: str = ""
+    """The drone that had it and does not answer: it is not ready, whatever it said before."""
 
 
 class AssignJob(Command):
@@ -527,6 +536,8 @@ class AssignJob(Command):
     drone: str
     desk: int
     token: int
+    zone: str = ""
+    """The zone whose desk it is."""
 
 
 class JobAssigned(Event):
@@ -578,11 +589,15 @@ class HandOverJob(Command):
     zone: str
     token: int
     desk: int
+    of: str = ""
+    """The zone whose desk it is."""
 
 
 class JobHandedOver(Event):
     zone: str
     token: int
+    was: str = ""
+    """The zone that had it."""
 
 
 class JobReopened(Event):
@@ -600,6 +615,21 @@ class JobEndedFor(Event):
 
     how: str
     why: str = ""
+    was: str = ""
+    """The status of the job until then."""
+
+
+class BoxArmed(Event):
+    """The customer's box knows the token, and the job waits a moment before it is opened again."""
+
+    token: int
+
+
+class ArmingFailed(Event):
+    """The customer's box could not be told the token; it is told again."""
+
+    token: int
+    why: str
 
 
 class OpenDesk(Command):
@@ -646,3 +676,25 @@ class Matched(Event):
     pairs: tuple[tuple[str, str], ...]
     by: str
     cost: float = 0.0
+
+
+class RoundBegan(Event):
+    """The dispatcher has asked the solver, about so many jobs and drones."""
+
+    round: int
+    jobs: int
+    drones: int
+    complete: bool
+    """Whether these were all; the others are for the next round."""
+
+
+class RoundSkipped(Event):
+    """There was nothing new to match, and nothing to hand over."""
+
+
+class HandOverAsked(Event):
+    """No drone of this zone has taken the job for too long: the dispatchers of another one are to have it."""
+
+    job: str
+    token: int
+    zone: str
