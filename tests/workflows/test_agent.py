@@ -9,6 +9,7 @@ from stigmergy.agents.codec import encode
 from stigmergy.agents.effects import TellFailed
 from stigmergy.agents.messages import spec_of
 from stigmergy.agents.steps import OPEN_COUNT_MAX, StepAsked, StepHeard, StepRefused, StepsClosed, StepTaken
+from stigmergy.shard.inputs import EffectSettled
 from stigmergy.testing import given
 from stigmergy.testing.scenario import Scenario
 from stigmergy.workflows.agent import agents_of
@@ -235,8 +236,53 @@ def test_a_late_failure_here_does_not_fail_the_same_step_elsewhere() -> None:
     run.when(heard("Beep", st.Done[Beep](action=Beep()), 2)).state(status="done")
 
 
+def settle(scenario: Scenario[Any], order: int, result: st.Event) -> Scenario[Any]:
+    """An actuator or worker is over with the order of this number: the effect of a run's first, second … try."""
+    scenario._begin(f"when order {order} gave {result!r}")
+    sink = "work" if isinstance(result, Measured | st.Failed[Measure]) else "actuators"
+    scenario._take(EffectSettled(sink, order, encode(result)))
+    return scenario
+
+
+def test_a_late_failure_of_work_does_not_fail_the_next_try() -> None:
+    run = given(flow(st.Step(Measure, done=Measured, within_s=5, tries=2, retry_s=0))).when(Begin()).later(seconds=5)
+    settle(run, 1, st.Failed[Measure](action=Measure(), reason="late")).state(status="running").then_nothing()
+    settle(run, 2, Measured(value=2)).state(status="done")
+
+
+def test_a_late_result_is_not_taken_for_that_of_the_next_try() -> None:
+    run = given(flow(st.Step(Measure, done=Measured, within_s=5, tries=2, retry_s=0))).when(Begin()).later(seconds=5)
+    settle(run, 1, Measured(value=1)).state(status="running").then_nothing()
+    settle(run, 2, Measured(value=2)).state(status="done", last_Measured=Measured(value=2))
+    run = given(flow(st.Step(Beep, within_s=5, tries=2, retry_s=0))).when(Begin()).later(seconds=5)
+    settle(run, 1, st.Done[Beep](action=Beep())).state(status="running").then_nothing()
+    settle(run, 2, st.Failed[Beep](action=Beep(), reason="x")).state(status="undone", reason="Beep: x")
+
+
+def test_a_late_success_that_comes_before_the_next_try_ends_the_step() -> None:
+    run = given(flow(st.Step(Measure, done=Measured, within_s=5, tries=2, retry_s=9))).when(Begin()).later(seconds=5)
+    settle(run, 1, Measured(value=1)).state(status="done").later(seconds=9).then_nothing()
+
+
+def test_a_late_result_of_an_earlier_pass_of_a_loop_is_ignored() -> None:
+    measure = st.Step(Measure, done=Measured, within_s=5, tries=2, retry_s=0)
+    workflow = flow(measure, step("A", undo=None, again_from=Measure, on=Jammed, tries=2))
+    run = given(workflow).when(Begin()).later(seconds=5)
+    run.when(Measured(value=0), heard("A", Jammed()))  # it was observed, and the run went on and came back
+    settle(run, 2, Measured(value=2)).then_nothing()
+    settle(run, 3, Measured(value=3)).state(last_Measured=Measured(value=3))
+
+
 def place_of(*workflows: st.Workflow) -> Any:
     return agents_of(workflows)[-1]
+
+
+def test_a_place_tells_each_result_with_its_own_try() -> None:
+    place = given(place_of(flow(st.Step(Measure, done=Measured, at="gateway"))))
+    place.when(asking(Measure(), "Measure"), asking(Measure(), "Measure", 2))
+    for attempt, result in ((1, st.Failed[Measure](action=Measure(), reason="late")), (2, Measured(value=2))):
+        told = StepHeard(step="Measure", attempt=attempt, body=encode(result))
+        assert effects(settle(place, attempt, result)) == [st.Tell(to="Trip/J1", message=told)]
 
 
 def asking(does: Any, name: str, attempt: int = 1) -> StepAsked:

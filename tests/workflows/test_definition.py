@@ -45,6 +45,10 @@ class Measure(st.Work):
     pass
 
 
+class Strict(st.Action, forbid_unknown_fields=True):
+    pass
+
+
 class Measured(st.Event):
     legs: int
 
@@ -73,6 +77,7 @@ LINE_OF_TAKE_OFF = int(take_off.line.partition(":")[2])
     [
         (lambda: st.Step(TakeOff), "step TakeOff: nobody would know when it is done; give done="),
         (lambda: st.Step(Measure), "step Measure: nobody would know when it is done"),
+        (lambda: flow(st.Step(Strict)), "step Strict: Strict has forbid_unknown_fields, but its try is written beside"),
         (lambda: st.Step(TakeOff, done=LandHere), "done=.*give the class of the event that ends it"),  # type: ignore[arg-type]
         (lambda: st.Step(5), "give a command, action, work or event class"),
         (lambda: st.Step(TakeOff, done=Airborne, undo=Airborne), "undo=.* cannot be carried out"),

@@ -111,6 +111,34 @@ async def test_a_step_falls_back_when_its_place_is_away() -> None:
         assert planned == ["base"]
 
 
+@pytest.mark.parametrize("at", ["here", "gateway"])
+@pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
+async def test_a_late_result_counts_for_its_own_try_alone(at: str, fails: bool) -> None:
+    flight = st.Workflow(
+        "Flight", Deliver, st.Step(PlanRoute, done=RoutePlanned, at=at, within_s=0.2, tries=99, retry_s=0)
+    )
+    fleet, orders = st.Fleet("delivery", agents=[Drone], workflows=[flight]), 0
+    tried_again = asyncio.Event()
+
+    @fleet.worker(PlanRoute, tries=1)
+    async def plan(order: st.Order[PlanRoute]) -> RoutePlanned:
+        nonlocal orders
+        orders += 1
+        if (number := orders) == 1:
+            await tried_again.wait()
+            if fails:
+                raise ValueError("no wind")
+        return RoutePlanned(legs=number)
+
+    async with fleet.running(journal="memory:") as live:
+        assert await live.send("Flight/1", Deliver(drone="D1", parcel="P1"))
+        await until(lambda: live.query("Flight/1").steps["PlanRoute"].attempt > 1)
+        tried_again.set()
+        await until(lambda: status(live, "Flight/1") == "done")
+        run = live.query("Flight/1")
+        assert run.last(RoutePlanned).legs == run.steps["PlanRoute"].attempt > 1
+
+
 # A workflow as a step
 
 

@@ -10,11 +10,12 @@ state. All of this is tells: once, in order, wherever the run and the agent live
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import Struct
 
 from stigmergy.agents.codec import encode
 from stigmergy.agents.effects import Effects, Tell
-from stigmergy.agents.messages import Event, Message, spec_of
+from stigmergy.agents.messages import Action, Effect, Event, Message, Work, spec_of
 
 OPEN_COUNT_MAX = 64
 """Steps that may be open at one agent; one more is refused."""
@@ -101,3 +102,35 @@ class Steps(Struct, frozen=True):
         for one in self.open:
             if tag in one.wants:
                 yield Tell(to=one.run, message=StepHeard(step=one.step, attempt=one.attempt, body=encode(event)))
+
+
+class StepEffect(Effect, name="stigmergy.StepEffect"):
+    """An action or work of one try of a step. What comes back of it is a `StepHeard` of that try, so that a result that
+    is late is not taken for that of the next try."""
+
+    does: Action | Work
+    step: str
+    attempt: int
+
+    def packed(self) -> bytes:
+        """The bytes of the action or work, with its try among its fields; its actuator or worker does not see it."""
+        return encode({**_fields.decode(encode(self.does)), _TRY: (self.step, self.attempt)})
+
+
+_TRY = "try"
+"""No field of a message can be called so."""
+_TRY_BYTES = encode(_TRY)
+_fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+
+
+class _Tried(Struct):
+    tried: tuple[str, int] | None = msgspec.field(default=None, name=_TRY)
+
+
+_tried = msgspec.msgpack.Decoder(_Tried)
+
+
+def heard_of(effect: bytes, result: bytes) -> bytes:
+    """What an agent hears of an effect with these bytes: its result, of a step's try as a `StepHeard`."""
+    tried = _tried.decode(effect).tried if _TRY_BYTES in effect else None
+    return result if tried is None else encode(StepHeard(step=tried[0], attempt=tried[1], body=result))

@@ -25,6 +25,7 @@ from stigmergy.agents.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode, print
 from stigmergy.agents.effects import LAPSED, PUBLISH, ActionDone, ActionFailed, Order, OrderClaim, WorkFailed
 from stigmergy.agents.messages import SECOND_NS, Action, Claimed, Event, Work, spec_of
 from stigmergy.agents.plans import AgentPlan, confirmation
+from stigmergy.agents.steps import heard_of
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import ClaimLapsed, DeviceRefused
 from stigmergy.devices.actuators import PAUSE_S_MAX, RetryPolicy
@@ -388,7 +389,7 @@ class Effector:
             except Exception as error:
                 self._failed(shard, pending, spec_of(actuator.effect).tag, f"the result has no bytes: {_reason(error)}")
                 return
-            if unreadable := self._unreadable(pending.agent, body):
+            if unreadable := self._unreadable(pending, body):
                 self._failed(shard, pending, spec_of(actuator.effect).tag, unreadable)
                 return
         else:
@@ -400,11 +401,11 @@ class Effector:
         else:
             self._settle(shard, self._settled_as(shard, pending, body))
 
-    def _unreadable(self, agent: str, body: bytes) -> str:
+    def _unreadable(self, pending: Pending, body: bytes) -> str:
         """Why the agent could make nothing of a result, which it would otherwise wait for in vain; empty if it can."""
-        if len(body) > MESSAGE_BYTES_MAX:
-            return f"the result has {len(body)} bytes, {MESSAGE_BYTES_MAX} at most; store it and return a Blob"
-        plan = self._plan_of(agent)
+        if (size_bytes := len(heard_of(pending.body, body))) > MESSAGE_BYTES_MAX:
+            return f"the result has {size_bytes} bytes, {MESSAGE_BYTES_MAX} at most; store it and return a Blob"
+        plan = self._plan_of(pending.agent)
         try:
             plan.decode(body)
         except UNDECODABLE as error:

@@ -30,6 +30,7 @@ from stigmergy.agents.effects import (
 from stigmergy.agents.messages import SECOND_NS, Bindable, Claimed, Command, Effect, Event, Keeping, Message, spec_of
 from stigmergy.agents.plans import AgentPlan, Plan, without_shared
 from stigmergy.agents.shared import Merged, SharedChanged
+from stigmergy.agents.steps import StepEffect
 from stigmergy.base.errors import Malformed, SequenceGap, StaleEpoch, StaleMapping, StigmergyError, TooLarge
 from stigmergy.shard.commit import (
     COLUMNS_FORMAT,
@@ -399,6 +400,8 @@ def pack_effect(state: ShardState, homes: Homes, effect: Effect, cause: tuple[An
         return PUBLISH, encode((effect.topic, event))
     if not isinstance(effect, Effect):
         raise TypeError(f"a @react handler yields effects; {type(effect).__name__} is none")
+    if isinstance(effect, StepEffect):
+        return pack_effect(state, homes, effect.does, cause, now_ns)[0], effect.packed()
     sink = sink_of(effect)
     if sink == TIMERS:
         return sink, timer_body(effect, now_ns)

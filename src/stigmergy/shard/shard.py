@@ -35,6 +35,7 @@ from stigmergy.agents.messages import SECOND_NS, spec_of
 from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.agents.shared import STATE_BYTES_MAX
+from stigmergy.agents.steps import heard_of
 from stigmergy.agents.supervision import (
     SHARD_ADDRESS,
     AgentResumed,
@@ -522,11 +523,12 @@ class Shard:
             return
         state, dispatcher, draft, address = self.state, self._dispatcher, self._draft, pending.agent
         take: Callable[[], None] | None = None
+        heard = heard_of(pending.body, settled.result)
         if settled.sink == LEDGER:
             take = partial(take_verdict, state, dispatcher, draft, address, settled.result, now_ns)
-        elif dispatcher.understands(address, settled.result):
+        elif dispatcher.understands(address, heard):
             draft.begin_run(now_ns, settled.sink)
-            take = partial(dispatcher.take, draft, address, settled.result, settled.sink, now_ns)
+            take = partial(dispatcher.take, draft, address, heard, settled.sink, now_ns)
         if take is not None:
             context = None if carried is None else carried.context(settled.times_ns[1])
             self._traced(context, address, tag_of(settled.result), now_ns, take)

@@ -38,6 +38,7 @@ from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.ordered import CLAIM_EVENTS, Claim
 from stigmergy.agents.plans import AgentPlan, Plan, confirmation, plan_agent
 from stigmergy.agents.shared import SharedChanged
+from stigmergy.agents.steps import StepEffect
 from stigmergy.agents.supervision import InputFailed, SafeActionTaken
 from stigmergy.crdt.delta import Edit
 from stigmergy.crdt.flags import DisableWinsFlag, EnableWinsFlag
@@ -224,6 +225,9 @@ class HandlerTrace:
         for message in messages:
             if not isinstance(message, Message):
                 continue
+            if isinstance(message, StepEffect):
+                self._yielded[message.packed()] = message.does
+                message = message.does
             lost = lost_in_encoding(message, now_ns)
             if lost is not None:
                 self._find(lost)
@@ -331,6 +335,12 @@ class Scenario(Generic[A]):
         """The agent as it is now, for assertions of any kind; a copy."""
         copied: A = self._plan.copy(self._current())
         return copied
+
+    @property
+    def happened(self) -> list[Message]:
+        """The events that were kept and the effects that were asked for since the last `when` or `later`, in order; for
+        assertions of any kind."""
+        return [one.message for one in self._happened]
 
     def when(self, *inputs: Command | Event) -> Scenario[A]:
         """Commands are asked, events observed, one after the other, at the present time of the scenario.

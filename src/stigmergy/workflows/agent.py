@@ -21,7 +21,7 @@ from stigmergy.agents.effects import CancelWake, Effects, Events, Tell, TellFail
 from stigmergy.agents.messages import Action, Command, Event, spec_of
 from stigmergy.agents.ordered import Claim, Denied, Granted, Lost, Ordered, Released
 from stigmergy.agents.plans import AgentPlan
-from stigmergy.agents.steps import StepAsked, StepHeard, StepRefused, StepsClosed, StepTaken
+from stigmergy.agents.steps import StepAsked, StepEffect, StepHeard, StepRefused, StepsClosed, StepTaken
 from stigmergy.base.errors import DefinitionError
 from stigmergy.workflows.asking import (
     PLACE,
@@ -484,7 +484,7 @@ class _Flow:
         elif isinstance(does, Releasing):
             yield getattr(run, f"claim_{does.of}").release(of=begun.to)
         elif is_effect(step) and not begun.to:
-            yield message_of(run, workflow, step)
+            yield StepEffect(does=message_of(run, workflow, step), step=step.name, attempt=begun.attempt)
         elif begun.to:
             # An agent that is away must not begin what nobody waits for any more.
             yield Tell(to=begun.to, message=asking_of(run, workflow, step, begun), within_s=step.within_s)
@@ -557,10 +557,13 @@ def place_class(steps: Iterable[Step]) -> type[Agent]:
         place.run, place.step, place.attempt = taken.run, taken.step, taken.attempt
 
     def carry_out(_: Any, taken: StepTaken) -> Effects:
-        yield decode(taken.body)
+        yield StepEffect(does=decode(taken.body), step=taken.step, attempt=taken.attempt)
+
+    def tell_heard(place: Any, heard: StepHeard) -> Effects:
+        yield Tell(to=place.run, message=heard)
 
     def tell(place: Any, event: Any) -> Effects:
-        if place.run:
+        if place.run:  # it was observed, and is no result of a try: it counts for the newest
             heard = StepHeard(step=place.step, attempt=place.attempt, body=encode(event))
             yield Tell(to=place.run, message=heard)
 
@@ -576,6 +579,7 @@ def place_class(steps: Iterable[Step]) -> type[Agent]:
     _add(namespace, decide, "take", StepAsked, take)
     _add(namespace, evolve, "fold", StepTaken, fold)
     _add(namespace, react, "carry_out", StepTaken, carry_out)
+    _add(namespace, react, "tell_heard", StepHeard, tell_heard)
     _add(namespace, react, "tell", _union(results), tell)
     cls: Any = AgentMeta(PLACE, (Agent,), namespace, kind=PLACE)
     return cls  # type: ignore[no-any-return]

@@ -642,6 +642,11 @@ def _check_step(of: Step, known: KnownFields) -> None:
                 "of the events before"
             )
     does = of.does.start if isinstance(of.does, Workflow) else of.does
+    if _is_class(does, (Action, Work)) and does.__struct_config__.forbid_unknown_fields:
+        raise DefinitionError(
+            f"{of.where}: {does.__name__} has forbid_unknown_fields, but its try is written beside its fields; leave "
+            "that out"
+        )
     if of.make is not None or not _is_class(does, (Command, Action, Work)):
         return
     for field in struct_fields(does):
