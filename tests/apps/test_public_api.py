@@ -1,11 +1,11 @@
-"""Applications use what users have: `stigmergy`, `.serve.embedded`, `.sim`, `.testing`, and nothing behind them."""
+"""Applications use what users have: `stigmergy`, its `.columns`, `.rings`, `.serve.embedded`, `.sim`, `.testing`."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-PUBLIC = ("stigmergy", "stigmergy.serve.embedded", "stigmergy.sim")
+PUBLIC = ("stigmergy", "stigmergy.columns", "stigmergy.rings", "stigmergy.serve.embedded", "stigmergy.sim")
 APPS = Path(__file__).resolve().parents[2] / "apps"
 
 
