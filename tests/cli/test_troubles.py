@@ -118,6 +118,7 @@ def read_to(lines: IO[str], told: list[LogLine], **wanted: str) -> LogLine:
 
 def test_run_tells_of_its_link_its_copies_and_safe_actions(here: Folder) -> None:
     (here.path / "valve.py").write_text(VALVE)
+    (here.path / "stigmergy.toml").write_text("[settings.copies]\nevery_s = 0.5\n")
     command = ["run", "valve:fleet", "--bus", "mqtt://127.0.0.1:1", "--copies", "folder:gone/copies"]
     process = subprocess.Popen(
         [sys.executable, "-m", "stigmergy", *command],

@@ -15,6 +15,8 @@ LOGGERS = frozenset({"log", "_log", "LOG", "_LOG"})
 OUTPUTS = frozenset({"output", "_output"})
 PROCESSES = ("run", "worker", "gateway", "up", "children", "capture", "api/serve", "api/metrics", "display/troubles")
 """Modules of commands that run until they are stopped: what they say goes to the log, or to stdout."""
+SAYS = re.compile(r"\b(say|tell|Trouble|coded|debug|info|warning|error|exception|critical)\s*\(|\blogging\b")
+"""Without a match there is nothing to find in a module: most need not be parsed, which takes seconds for all."""
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
@@ -32,7 +34,10 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
 def without_a_code(source: str) -> list[str]:
     """What is said in a module without one of the codes."""
     found: list[str] = []
-    for of, name, call in calls(ast.parse(source)):
+    if not SAYS.search(source):
+        return found
+    tree = ast.parse(source)
+    for of, name, call in calls(tree):
         says = (of in LOGGERS and name == "say") or (of in OUTPUTS and name == "tell") or name in {"Trouble", "coded"}
         match call.args[:1]:
             case [ast.Constant(value=str(code))] if says and code not in CODES:
@@ -41,7 +46,7 @@ def without_a_code(source: str) -> list[str]:
                 found.append(f"line {call.lineno}: {name}() writes a message without a code; use say()")
             case _:
                 pass
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import) and any(alias.name == "logging" for alias in node.names):
             found.append(f"line {node.lineno}: messages of Python's logging have no code; use diagnostics/logger.py")
     return found
