@@ -3,18 +3,19 @@
 Why two drones above the floor never come nearer than 10 m and 4 m at once:
 
 1. All that is decided here is decided from tracks, the same on both sides. A track is extrapolated; if it is off by
-   more than `is_off` says, the drone shares a new one. So a position is off by 8 m and 2.5 m at most, and by what happens
-   while a new track is under way: 2 s, 1 s until the sector looks, 1 s until the drone has begun to do something.
+   more than `is_off` says, the drone shares a new one. So a position is off by 8 m and 2.5 m at most, and by what
+   happens while a new track is under way: 2 s, 1 s until the sector looks, 1 s until the drone has begun to act.
 2. In level flight the level follows from the heading, and levels are 10 m apart. A drone that is near its level counts
    as on it, so that noise of the height is no conflict, and at another level nobody is too near (`NEAR_HEIGHT_M`).
-3. At one level two drones are too near below `NEAR_M`, and that grows by `TURN_S` of the speed of each: 35 m for two
-   that stand still, 95 m for two at full speed. A turn that nobody could know of leaves that distance to be warned in:
-   from 95 m to 35 m takes 4 s if one turns towards the other. A level is left by 4 m within 2.5 s.
+3. At one level two drones are too near below `NEAR_M` and `TURN_S` of the way of each, 95 m; one that goes down to the
+   ground does not turn, and 65 m or 35 m will do. A turn, or a start from a hover, that nobody could know of, leaves
+   that distance to be warned in: from 95 m to 35 m takes 4 s if one turns towards the other, and a level is left by 4 m
+   within 2.5 s.
 4. What is known ahead is known `HORIZON_S` ahead. A drone that holds stands after 38 m and at most 4 s of delay, 100 m;
    25 s are 375 m. So there is always time to hold, whatever the other one does.
 5. Nobody changes its height by surprise. Before it climbs or goes down above the floor it shares a track with `to_z`,
    waits `ANNOUNCE_S`, and begins only if it was not warned. A drone below the floor waits there.
-   While it waits it is treated as if it began now; when it moves, it has priority, because it can only stop badly.
+   While it waits it gives way to all that would be in its way (`give_way_s`); when it moves, it has priority.
 6. For each pair exactly one gives way (`gives_way`). It takes the nearest level where, and on the way to which, nothing
    heard comes too near; without one it holds; if it hovers already, it goes `aside`.
 """
@@ -48,6 +49,7 @@ LINGER_S = 5.0
 GROUND_M = 10.0
 OUTSIDE_M = 30.0
 CRUISE_M_S = 15.0
+_FAR_M2 = (NEAR_M + 2 * TURN_S * CRUISE_M_S + 2 * HOVERS_M_S * HORIZON_S) ** 2
 ZONE_HEIGHT_M = 5.0
 """So far above and below a closed zone nobody flies."""
 
@@ -84,6 +86,11 @@ def _wants(track: Track) -> bool:
     return track.to_z >= 0 and abs(track.vz) < 1.0 and abs(track.to_z - track.z) > ON_LEVEL_M
 
 
+def _turn_m(track: Track) -> float:
+    """How much nearer it may come by a turn, or by setting out from where it hovers, before that is noticed."""
+    return 0.0 if 0.0 <= track.to_z < FLOOR_M else TURN_S * CRUISE_M_S
+
+
 def _climb(track: Track, z: float) -> tuple[float, float, float] | None:
     """Height, how fast it changes, and where that ends; None if the drone stays out of everybody's way."""
     said = track.to_z >= 0
@@ -91,14 +98,15 @@ def _climb(track: Track, z: float) -> tuple[float, float, float] | None:
         if track.vz < -0.5 or (z < GROUND_M and track.vz < 0.5):
             return None
         return z, CLIMB_M_S, track.to_z if track.to_z > FLOOR_M else LEVELS_M[-1]
-    if abs(track.vz) >= 1.0:
-        if said and (track.to_z - z) * track.vz > 0:
-            return z, track.vz, track.to_z
-        if said:
+    if said:
+        away = track.to_z - z
+        if abs(away) <= ON_LEVEL_M:
             return track.to_z, 0.0, track.to_z
+        if abs(track.vz) >= 1.0 and away * track.vz > 0:
+            return z, track.vz, track.to_z
+        return z, CLIMB_M_S if away > 0 else -DESCEND_M_S, track.to_z
+    if abs(track.vz) >= 1.0:
         return z, track.vz, LEVELS_M[-1] if track.vz > 0 else 0.0
-    if said and abs(track.to_z - z) > ON_LEVEL_M:
-        return z, CLIMB_M_S if track.to_z > z else -DESCEND_M_S, track.to_z
     level = min(LEVELS_M, key=lambda level: abs(level - z))
     z = level if abs(level - z) <= ON_LEVEL_M else z
     return z, 0.0, z
@@ -127,12 +135,11 @@ def _conflict(a: Track, b: Track, now_t: float, from_s: float) -> float | None:
     if abs(dx) > 900.0 or abs(dy) > 900.0:
         return None
     avx, avy, bvx, bvy = a.vx, a.vy, b.vx, b.vy
-    speed_a, speed_b = hypot(avx, avy), hypot(bvx, bvy)
-    if speed_a < HOVERS_M_S:
+    if _hovers(a):
         avx = avy = 0.0
-    if speed_b < HOVERS_M_S:
+    if _hovers(b):
         bvx = bvy = 0.0
-    begin, end = _within(dx, dy, bvx - avx, bvy - avy, NEAR_M + TURN_S * (speed_a + speed_b))
+    begin, end = _within(dx, dy, bvx - avx, bvy - avy, NEAR_M + _turn_m(a) + _turn_m(b))
     begin, end = max(begin, from_s), min(end, HORIZON_S)
     if begin > end:
         return None
@@ -167,22 +174,77 @@ def _rank(track: Track) -> int:
     if track.z < FLOOR_M:
         return 0
     if abs(track.vz) >= 1.0:
-        return 5
-    if _hovers(track):
-        return 4 if _wants(track) else 3
-    return 1 if _wants(track) else 2
+        return 3
+    return 2 if _hovers(track) else 1
 
 
 def gives_way(name_a: str, a: Track, name_b: str, b: Track) -> bool:
     """Whether a gives way to b. Exactly one of two does, unless both are below the floor.
 
-    Priority falls from those that climb or descend, to those that hover and want to, hover, fly level, fly level and
-    want to leave it, to those that are still below the floor. Between equals the lower name has priority.
+    Priority falls from those that climb or descend, to those that hover, to those that fly level, to those that are
+    still below the floor. Between equals the lower name has priority.
     """
     rank_a, rank_b = _rank(a), _rank(b)
     if rank_a == rank_b == 0:
         return False
     return rank_a < rank_b if rank_a != rank_b else name_a > name_b
+
+
+def steady(track: Track) -> Track:
+    """The track of a drone that stays at its height, whatever it has announced."""
+    return replace(track, to_z=-1.0) if _wants(track) else track
+
+
+def give_way_s(name_a: str, a: Track, name_b: str, b: Track, now_t: float) -> float | None:
+    """The seconds until a conflict in which a has to give way to b; None if there is none, or b has to.
+
+    A drone that has only announced a change of its height gives way, by waiting, to all that would be in its way. What
+    it is now, hovering or in level flight, keeps its priority.
+    """
+    soon = conflict_s(a, b, now_t)
+    wants_a, wants_b = _wants(a), _wants(b)
+    if soon is None or not (wants_a or wants_b):
+        return soon if soon is not None and gives_way(name_a, a, name_b, b) else None
+    # Nothing is announced below the floor: a drone there is treated as one that begins to rise in any case.
+    now_s = conflict_s(steady(a), steady(b), now_t)
+    if now_s is not None:
+        return now_s if gives_way(name_a, a, name_b, b) else None
+    if wants_a != wants_b and a.z >= FLOOR_M and b.z >= FLOOR_M:
+        return soon if wants_a else None
+    return soon if gives_way(name_a, a, name_b, b) else None
+
+
+def conflicts(tracks: Sequence[tuple[str, Track]], now_t: float) -> list[tuple[float, int, int]]:
+    """All conflicts among these: in how many seconds, which one gives way, and to which one. The next one first.
+
+    Most drones fly level, each at one of eight levels: sorted by height, only those that can come to the same one meet.
+    """
+    bands = []
+    for i, (_, track) in enumerate(tracks):
+        x, y, z = at(track, now_t)
+        climb = _climb(track, z)
+        if climb is not None:
+            height, _, to = climb
+            bands.append((min(height, to), max(height, to), i, x, y, track.vx, track.vy))
+    bands.sort()
+    found = []
+    for k, (_, high, i, x, y, vx, vy) in enumerate(bands):
+        for m in range(k + 1, len(bands)):
+            low, _, j, other_x, other_y, other_vx, other_vy = bands[m]
+            if low - high >= NEAR_HEIGHT_M:
+                break
+            dx, dy, dvx, dvy = other_x - x, other_y - y, other_vx - vx, other_vy - vy
+            # At its nearest moment, or now, or at the horizon: is it anywhere near? Hovering ones drift a little.
+            vv = dvx * dvx + dvy * dvy
+            s = min(max(-(dx * dvx + dy * dvy) / vv, 0.0), HORIZON_S) if vv else 0.0
+            if (dx + dvx * s) ** 2 + (dy + dvy * s) ** 2 > _FAR_M2:
+                continue
+            for a, b in ((i, j), (j, i)):
+                soon = give_way_s(*tracks[a], *tracks[b], now_t)
+                if soon is not None:
+                    found.append((soon, a, b))
+    found.sort()
+    return found
 
 
 Traffic = tuple[tuple[str, Track], ...]
