@@ -347,6 +347,8 @@ class TrackShared(Event):
 
     drone: str
     track: Track
+    zone: str = ""
+    """The zone that the drone is in: the sector of that one warns it and misses it, its neighbours only see it."""
 
 
 class ZonesHeard(Event):
