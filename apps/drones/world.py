@@ -44,8 +44,8 @@ OUT_OF_ORDER_S: dict[Kind, float] = {"motor": math.inf, "radio": 60.0, "computer
 """How long something that broke by itself stays broken."""
 
 Frame = NDArray[np.float32]
-Ticked = Callable[[float, Frame], None]
-"""Is given t and what the flight controllers say, [drone][physics.FIELDS]."""
+Framed = Callable[[float, tuple[str, ...], Frame], None]
+"""Is given t, the names of drones, and what their flight controllers say: [drone][physics.FIELDS], NaN if silent."""
 
 
 class Controllers(Protocol):
@@ -109,7 +109,7 @@ class World:
         self._repairs: list[tuple[float, int, Kind]] = []
         self._until: dict[tuple[int, Kind], float] = {}
         self._jams: list[tuple[float, str]] = []
-        self._each_tick: list[Ticked] = []
+        self._each_frame: list[Framed] = []
         self._say("world", seed=seed, drones=len(self.names), tick_s=TICK_S)
         for i, (name, (x, y)) in enumerate(zip(self.names, self._homes, strict=True)):
             self._say("commissioned", drone=name, index=i, x=x, y=y)
@@ -140,9 +140,9 @@ class World:
             if self.physics.steps % FIX_STEPS == 0:
                 self._tick()
 
-    def each_tick(self, ticked: Ticked) -> None:
+    def each_frame(self, framed: Framed) -> None:
         """Calls this twice a second with what all flight controllers say."""
-        self._each_tick.append(ticked)
+        self._each_frame.append(framed)
 
     def frame(self) -> tuple[float, Frame]:
         """The last frame, and its time. Its rows are in the order of `names`."""
@@ -158,8 +158,8 @@ class World:
         if self._jams and any(until_t <= self._frame_t for until_t, _ in self._jams):
             self._jams = [jam for jam in self._jams if jam[0] > self._frame_t]
             self._jam()
-        for ticked in self._each_tick:
-            ticked(self._frame_t, self._frame)
+        for framed in self._each_frame:
+            framed(self._frame_t, self.names, self._frame)
 
     # ------------------------------------------------------------------ what agents see and say
 

@@ -86,7 +86,7 @@ def test_it_begins_at_home_on_the_ground_and_flies_where_it_is_steered() -> None
 def test_fixes_come_twice_a_second_and_not_in_between() -> None:
     flight = Flight()
     frames: list[float] = []
-    flight.world.each_tick(lambda t, frame: frames.append(t))
+    flight.world.each_frame(lambda t, names, frame: frames.append(t))
     flight.world.advance(START_T + 0.44)
     assert flight.world.now_t() == pytest.approx(START_T + 0.4)
     assert frames == []
@@ -375,7 +375,7 @@ def test_an_empty_battery_in_the_air_is_a_fact() -> None:
 def test_the_witness_writes_down_where_everybody_really_was(tmp_path: Path) -> None:
     flight = Flight(tmp_path)
     true = [flight.world.physics.position.T.copy()]
-    flight.world.each_tick(lambda t, frame: true.append(flight.world.physics.position.T.copy()))
+    flight.world.each_frame(lambda t, names, frame: true.append(flight.world.physics.position.T.copy()))
     flight.order(ONE, Steer(500.0, 500.0, 60.0, 15.0))
     corners = ((0.0, 0.0), (100.0, 0.0), (0.0, 100.0))
     flight.world.announce(ClosedZone("fire", corners, 0.0, 120.0, START_T, START_T + 60))
