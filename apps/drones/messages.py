@@ -621,6 +621,14 @@ class JobEndedFor(Event):
     """The status of the job until then."""
 
 
+class JobClosing(Event):
+    """The job is to end, and a drone may be on its way with the parcel: the box is told a token that nobody has."""
+
+    how: str
+    why: str
+    token: int
+
+
 class BoxArmed(Event):
     """The customer's box knows the token, and the job waits a moment before it is opened again."""
 
