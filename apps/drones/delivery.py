@@ -25,6 +25,7 @@ from apps.drones.messages import (
     FlyLeg,
     FlyRoute,
     GoHome,
+    JobEnded,
     Park,
     Parked,
     PlanRoute,
@@ -73,7 +74,7 @@ leg = Workflow(
 delivery = Workflow(
     "Delivery",
     Deliver,
-    Step(TakeOff, done=Airborne, undo=GoHome, undone=Parked, within_s=300, fails=FlightAborted),
+    Step(TakeOff, done=Airborne, undo=GoHome, undone=JobEnded, within_s=300, fails=FlightAborted),
     Step(leg, name="ToPickup", make=leg_to("pickup"), within_s=LEG_S_MAX),
     Step(Collect, done=Collected, undo=BringBack, within_s=600, fails=FlightAborted),
     Step(leg, name="ToDrop", make=leg_to("drop"), within_s=LEG_S_MAX),

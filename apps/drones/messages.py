@@ -80,6 +80,9 @@ class Moved(Event, keep=within(seconds=1)):
     """In decimetres."""
     battery: int
     """In tenths of a percent."""
+    vx: int = 0
+    vy: int = 0
+    """In decimetres a second."""
 
 
 class MotorWarned(Event):
@@ -183,7 +186,10 @@ class BringBack(Command):
 
 
 class GoHome(Command):
-    """Compensates `TakeOff`: fly home and land, whatever the drone was doing."""
+    """Compensates `TakeOff`: fly home and land, whatever the drone is doing for this job."""
+
+    job: str
+    token: int
 
 
 class GroundDrone(Command):
@@ -329,13 +335,31 @@ class CourseSet(Event):
     why: str = ""
 
 
+class HeightAnnounced(Event):
+    """It is about to climb or to go down above the floor, there, and begins at this time unless it is warned."""
+
+    mode: str
+    x: float
+    y: float
+    z: float
+    begins_t: float
+
+
 class Avoiding(Event):
     """It leaves its level for good, or waits until `clear_t`, because another one comes too close."""
 
     of: str
+    x: float
+    y: float
     level_m: float
     holds: bool
     clear_t: float
+
+
+class HoldExtended(Event):
+    """It has to wait longer."""
+
+    until_t: float
 
 
 class WayClear(Event):
@@ -423,6 +447,7 @@ class ArmBox(Action):
     token: int
     drop: Site
     pickup: Site
+    kg: float = 1.0
 
 
 # ------------------------------------------------------------------ slow work

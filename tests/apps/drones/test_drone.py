@@ -1,0 +1,246 @@
+"""What a drone decides on board, without a world: it is told what its sensors say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+import stigmergy as st
+from apps.drones.airways import ANNOUNCE_S, CLEAR_S, level_of
+from apps.drones.area import FLOOR_M, Area, stand_of
+from apps.drones.drone import CHARGED_AT, HOLD_M, LINK_S_MAX, WAIT_M, Drone
+from apps.drones.messages import (
+    AskWay,
+    ClosedZone,
+    Collect,
+    Collected,
+    Commission,
+    Deposit,
+    Deposited,
+    DepositRefused,
+    Fix,
+    FlightAborted,
+    FlyRoute,
+    GoHome,
+    Grip,
+    JobDeclined,
+    JobEnded,
+    JobReturned,
+    Land,
+    Park,
+    Parked,
+    Release,
+    RevokeJob,
+    RouteBlocked,
+    RouteFlown,
+    Site,
+    Steer,
+    TakeJob,
+    TakeOff,
+    Track,
+    TrafficHeard,
+    ZonesHeard,
+)
+from stigmergy import Granted, Tell
+from stigmergy.testing import given
+
+AREA = Area(4, 4, 2400.0, 2)
+NAME = "r1-0101-003"
+HOME = Site(*stand_of(AREA, "r1-0101", 3))
+PICKUP, DROP = Site(2430.0, 2430.0), Site(4530.0, 3030.0)
+JOB = TakeJob(job="r1-0101.J1", token=1, pickup=PICKUP, drop=DROP, kg=1.0)
+Given = Any
+
+
+def fix(t: float, x: float, y: float, z: float, **more: Any) -> Fix:
+    said: dict[str, Any] = {"vx": 0.0, "vy": 0.0, "vz": 0.0, "battery": 95.0, "down": z == 0.0, **more}
+    return Fix(t=t, x=x, y=y, z=z, **said)
+
+
+def parked(t: float = 10.0, battery: float = 95.0) -> Given:
+    return given(Drone, id=NAME).when(Commission(AREA, HOME, 2.5), fix(t, HOME.x, HOME.y, 0.0, battery=battery))
+
+
+def flying(t: float = 30.0) -> Given:
+    """On its way to the pick-up, at its level."""
+    drone = parked().when(JOB, TakeOff(), fix(15.0, HOME.x, HOME.y, HOLD_M), AskWay(to=PICKUP))
+    drone.when(FlyRoute(points=(PICKUP,)), fix(16.0, HOME.x, HOME.y, HOLD_M), fix(21.0, HOME.x, HOME.y, HOLD_M))
+    drone.when(fix(t, HOME.x, HOME.y, level_of(HOME.x, HOME.y, PICKUP.x, PICKUP.y), vx=-12.0, vy=-8.0))
+    return drone.state(mode="flying")
+
+
+def at_pickup(t: float = 100.0) -> Given:
+    """Above the pick-up, it holds the cell and goes down."""
+    drone = flying()
+    wait = drone.agent.points[0]
+    drone.when(fix(t - 20, wait.x, wait.y, drone.agent.level_m))
+    assert having(drone, RouteFlown)
+    drone.when(Collect(job=JOB.job, token=1, pickup=PICKUP)).state(asked="cell-40-40")
+    drone.when(Granted(claim="cell", resource="cell-40-40", token=5, for_s=30, renews=True)).state(mode="flying")
+    drone.when(fix(t - 10, PICKUP.x, PICKUP.y, drone.agent.level_m)).state(mode="above")
+    return drone.when(fix(t - 10 + ANNOUNCE_S, PICKUP.x, PICKUP.y, drone.agent.level_m)).state(mode="sinking")
+
+
+def told(drone: Given, message: type[Any]) -> list[Any]:
+    """What the last inputs made it tell others, of one type."""
+    return [tell.message for tell in having(drone, Tell) if isinstance(tell.message, message)]
+
+
+def having(drone: Given, message: type[Any]) -> list[Any]:
+    """What the last inputs brought about, of one type."""
+    return [one for one in drone.happened if isinstance(one, message)]
+
+
+def test_takes_a_job_that_it_can_fly_and_begins_the_run_on_board() -> None:
+    drone = parked().when(JOB)
+    drone.state(job=JOB.job, token=1)
+    runs = [tell.to for tell in having(drone, Tell) if tell.to.startswith("Delivery/")]
+    assert runs == [f"Delivery/{NAME}.{JOB.job}.1"]
+
+
+def test_declines_what_it_cannot_fly_and_says_why() -> None:
+    for drone, job, why in (
+        (parked(), replace(JOB, kg=4.0), "4 kg, it carries 2.5"),
+        (parked(battery=56.0), replace(JOB, drop=Site(9030.0, 9030.0)), "% needed"),
+        (parked().when(JOB), replace(JOB, job="r1-0101.J2"), "it flies r1-0101.J1"),
+        (parked().when(fix(11.0, HOME.x, HOME.y, 0.0, link=False)), JOB, "no link"),
+    ):
+        drone.when(job)
+        (declined,) = having(drone, JobDeclined)
+        assert why in declined.why
+        assert told(drone, JobReturned)
+
+
+def test_flies_level_and_waits_short_of_the_cell() -> None:
+    drone = flying()
+    (wait,) = drone.agent.points
+    assert abs(((wait.x - PICKUP.x) ** 2 + (wait.y - PICKUP.y) ** 2) ** 0.5 - WAIT_M) < 1.0
+    assert drone.agent.course.z == level_of(HOME.x, HOME.y, PICKUP.x, PICKUP.y)
+
+
+def test_goes_down_only_while_it_holds_the_cell() -> None:
+    drone = at_pickup()
+    (steer,) = having(drone, Steer)
+    assert steer.z == 0.0
+    assert steer.valid_while is not None
+    drone.when(st.Lost(claim="cell", resource="cell-40-40", token=5, reason="restart")).state(mode="above")
+    assert drone.agent.descends == PICKUP, "it claims the cell again"
+
+
+def test_takes_the_parcel_once_it_is_down_and_rises_to_its_column_first() -> None:
+    drone = at_pickup().when(fix(120.0, PICKUP.x, PICKUP.y, 0.0))
+    assert having(drone, Grip) == [Grip(JOB.job, 1)]
+    drone.when(st.Done[Grip](action=Grip(JOB.job, 1), key="k"))
+    assert having(drone, Collected)
+    drone.when(FlyRoute(points=(DROP,))).state(mode="rising")
+    assert drone.agent.course.z == HOLD_M < FLOOR_M
+    drone.when(fix(130.0, PICKUP.x, PICKUP.y, HOLD_M))
+    assert drone.agent.announced is not None
+
+
+def test_box_that_refuses_sends_it_home_with_the_parcel() -> None:
+    drone = at_pickup().when(fix(120.0, PICKUP.x, PICKUP.y, 0.0))
+    drone.when(st.Done[Grip](action=Grip(JOB.job, 1), key="k"), FlyRoute(points=(DROP,)))
+    level = drone.agent.level_m
+    drone.when(fix(130.0, PICKUP.x, PICKUP.y, HOLD_M), fix(135.0, PICKUP.x, PICKUP.y, HOLD_M))
+    drone.when(fix(140.0, PICKUP.x, PICKUP.y, level))
+    wait = drone.agent.points[0]
+    drone.when(fix(300.0, wait.x, wait.y, level), Deposit(job=JOB.job, token=1, drop=DROP))
+    drone.when(Granted(claim="cell", resource=drone.agent.asked, token=9, for_s=30, renews=True))
+    drone.when(fix(310.0, DROP.x, DROP.y, level), fix(316.0, DROP.x, DROP.y, level), fix(330.0, DROP.x, DROP.y, 0.0))
+    assert having(drone, Release) == [Release(JOB.job, 1)]
+    drone.when(st.Failed[Release](action=Release(JOB.job, 1), key="k", reason="it waits for token 2"))
+    assert having(drone, DepositRefused)
+    drone.state(purpose="home", carries=True, delivered=False)
+    assert not having(drone, Deposited)
+
+
+def test_revoked_job_is_given_up_under_its_token_only() -> None:
+    drone = flying().when(RevokeJob(job="another", token=9, because="?")).state(aborted="")
+    drone.when(RevokeJob(job=JOB.job, token=1, because="silent")).state(purpose="home")
+    assert told(drone, JobReturned)
+    parked().when(JOB, RevokeJob(job=JOB.job, token=1, because="cancelled")).state(job="", mode="parked")
+
+
+def test_undo_of_a_job_that_is_over_touches_nothing() -> None:
+    parked().when(JOB).when(GoHome(job="old", token=1)).then(JobEnded("old", 1, "it is over")).state(job=JOB.job)
+
+
+def test_low_battery_turns_it_round_and_asks_for_a_pad() -> None:
+    drone = flying().when(fix(60.0, 3000.0, 2800.0, 45.0, battery=11.0)).state(purpose="home", wants_pad=True)
+    assert having(drone, FlightAborted)
+
+
+def test_goes_on_without_a_link_for_a_while_and_then_home() -> None:
+    drone = flying().when(fix(31.0, 3400.0, 3100.0, 45.0, link=False)).state(mode="flying", purpose="route")
+    drone.when(fix(31.0 + LINK_S_MAX - 1, 3200.0, 2900.0, 45.0, link=False)).state(purpose="route")
+    drone.when(fix(31.0 + LINK_S_MAX + 1, 3150.0, 2850.0, 45.0, link=False)).state(purpose="home")
+
+
+def test_silent_sensors_bring_it_down_where_it_is() -> None:
+    drone = flying().later(seconds=4).state(mode="landing")
+    assert Land(reason="its own sensors are silent") in drone.happened
+    assert told(drone, JobReturned)
+
+
+def square(name: str, x: float, y: float, half_m: float) -> ClosedZone:
+    corners = ((x - half_m, y - half_m), (x + half_m, y - half_m), (x + half_m, y + half_m), (x - half_m, y + half_m))
+    return ClosedZone(name, corners, 0.0, 300.0, 0.0, 1e9)
+
+
+def test_zone_in_the_way_stops_it_and_has_the_leg_planned_again() -> None:
+    middle = square("fire", (HOME.x + PICKUP.x) / 2, (HOME.y + PICKUP.y) / 2, 150.0)
+    drone = flying().when(ZonesHeard("r1-0101@r1", (middle,)), fix(32.0, HOME.x, HOME.y, 45.0))
+    assert RouteBlocked(zone="fire") in drone.happened
+    drone.state(mode="above")
+
+
+def test_zone_around_it_is_left_by_the_shortest_way() -> None:
+    around = square("fire", HOME.x - 100.0, HOME.y, 150.0)
+    drone = flying().when(ZonesHeard("r1-0101@r1", (around,)), fix(32.0, HOME.x, HOME.y, 45.0)).state(mode="leaving")
+    out = drone.agent.course
+    assert out.x > HOME.x + 50.0
+    assert abs(out.y - HOME.y) < 1.0
+    drone.when(fix(42.0, out.x, out.y, 45.0)).state(mode="above")
+    assert having(drone, RouteBlocked)
+
+
+def test_gives_way_by_another_level_and_keeps_it() -> None:
+    drone = flying()
+    level = drone.agent.level_m
+    drone.when(fix(31.0, HOME.x, HOME.y, level, vx=-12.0, vy=-8.0))
+    other = Track(31.0, HOME.x - 240.0, HOME.y - 160.0, level, 12.0, 8.0, 0.0, "flying")
+    drone.when(TrafficHeard(31.0, (("r1-0000-000", other),)))
+    assert drone.agent.level_m != level
+    assert drone.agent.course.z == drone.agent.level_m
+    assert drone.agent.mode == "flying"
+
+
+def test_waits_below_the_floor_while_it_is_warned() -> None:
+    drone = parked().when(JOB, TakeOff(), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
+    drone.when(fix(16.0, HOME.x, HOME.y, HOLD_M))
+    other = Track(18.0, HOME.x, HOME.y, 45.0, 0.0, 0.0, 0.0, "above")
+    drone.when(TrafficHeard(18.0, (("r1-0000-000", other),)), fix(22.0, HOME.x, HOME.y, HOLD_M)).state(mode="rising")
+    assert drone.agent.course.z == HOLD_M
+    drone.when(fix(18.0 + CLEAR_S + ANNOUNCE_S + 0.5, HOME.x, HOME.y, HOLD_M))
+    assert drone.agent.course.z > FLOOR_M
+
+
+def test_charges_when_it_is_low_and_returns_when_it_is_full() -> None:
+    drone = parked(battery=40.0).when(fix(11.0, HOME.x, HOME.y, 0.0, battery=40.0)).state(wants_pad=True)
+    drone.when(Granted(claim="pad", resource="pad-r1-0101-2", token=3, for_s=60, renews=True)).state(purpose="charge")
+    drone.when(fix(20.0, HOME.x, HOME.y, HOLD_M), fix(25.0, HOME.x, HOME.y, HOLD_M))
+    level, pad = drone.agent.level_m, drone.agent.points[0]
+    drone.when(fix(30.0, HOME.x, HOME.y, level), fix(40.0, pad.x, pad.y, level), fix(45.0, pad.x, pad.y, level))
+    drone.state(mode="sinking").when(fix(60.0, pad.x, pad.y, 0.0)).state(mode="charging")
+    drone.when(fix(300.0, pad.x, pad.y, 0.0, battery=CHARGED_AT)).state(wants_pad=False, purpose="home", mode="rising")
+
+
+def test_parks_at_home_and_is_ready_for_the_next_job() -> None:
+    drone = flying()
+    level = drone.agent.level_m
+    drone.when(fix(200.0, HOME.x + 20.0, HOME.y, level), Park())
+    drone.when(fix(202.0, HOME.x, HOME.y, level), fix(203.0, HOME.x, HOME.y, level))
+    drone.when(fix(210.0, HOME.x, HOME.y, level), fix(240.0, HOME.x, HOME.y, 0.0)).state(mode="parked", job="")
+    assert having(drone, Parked)
