@@ -415,11 +415,9 @@ def area_m2(corners: Sequence[Point]) -> float:
     return abs(sum(a[0] * b[1] - b[0] * a[1] for a, b in _edges(corners))) / 2
 
 
-def is_in_the_way(zone: ClosedZone, t: float, way_m: float, level_m: float) -> bool:
-    """Whether a zone is closed, or will be before a way of this length is flown, at this height."""
-    if not zone.from_t <= t + way_m / (CRUISE_M_S / 2) or zone.until_t <= t:
-        return False
-    return zone.floor_m - ZONE_HEIGHT_M <= level_m <= zone.ceiling_m + ZONE_HEIGHT_M
+def closes_on_way(zone: ClosedZone, t: float, way_m: float) -> bool:
+    """Whether a zone is closed, or will be before a way of this length is flown."""
+    return zone.from_t <= t + way_m / (CRUISE_M_S / 2) and t < zone.until_t
 
 
 def blocked_by(points: Sequence[Site], zones: Iterable[ClosedZone], t: float, level_m: float) -> str:
@@ -429,6 +427,8 @@ def blocked_by(points: Sequence[Site], zones: Iterable[ClosedZone], t: float, le
     for start, end in pairwise(points):
         way_m += hypot(end.x - start.x, end.y - start.y)
         for zone in zones:
-            if is_in_the_way(zone, t, way_m, level_m) and crosses(zone, start.x, start.y, end.x, end.y):
+            if not zone.floor_m - ZONE_HEIGHT_M <= level_m <= zone.ceiling_m + ZONE_HEIGHT_M:
+                continue
+            if closes_on_way(zone, t, way_m) and crosses(zone, start.x, start.y, end.x, end.y):
                 return zone.name
     return ""
