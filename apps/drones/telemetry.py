@@ -24,7 +24,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,7 @@ RESONANCE_EVERY_S = 20.0
 SLOW_S = 3.0
 """How long a controller keeps to an order."""
 SETTLE_S = 30.0
+MEMORY = "/dev/shm"
 HISTOGRAM = np.dtype(("<u8", STEPS))
 ROW = np.dtype([("ordered_t", "<f8"), ("share", "<f4"), ("inspect", "<u4")])
 
@@ -179,6 +180,17 @@ class FedNode(Struct, frozen=True):
         return board_of(self.ring)
 
 
+def fed_node(folder: Path, region: str, names: Iterable[str]) -> FedNode:
+    """The node of a region whose ring is in this folder, with those of these drones that are at home there."""
+    own = tuple(name for name in names if name.startswith(f"{region}-"))
+    return FedNode(folder / f"{region}.sock", folder / f"{region}.ring", own)
+
+
+def ring_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for rings, in memory if there is such a place: elsewhere their pages are written to the disk."""
+    return tempfile.TemporaryDirectory(prefix="drones-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+
+
 def board_of(ring: Path) -> Path:
     """The board that belongs to a ring."""
     return ring.with_name(f"{ring.name}.board")
@@ -290,7 +302,7 @@ def _figures(lines: list[_Line], late_s: list[float], elapsed_s: float) -> dict[
 
 
 @asynccontextmanager
-async def listening(running: Running, live: Live) -> AsyncIterator[Path]:
+async def listening(running: Running, live: Live, socket: Path) -> AsyncIterator[None]:
     """The control socket of a node that runs in this program: a producer asks there for the numbers of its airframes.
 
     A node of `stigmergy run` has one anyway.
@@ -299,10 +311,10 @@ async def listening(running: Running, live: Live) -> AsyncIterator[Path]:
     def stop() -> None:
         raise NotRunning("this node is part of a program, which ends it")
 
-    server = running.control(running.service(live, "apps.drones", stop), running.socket)
+    server = running.control(running.service(live, "apps.drones", stop), socket)
     await server.start()
     try:
-        yield running.socket
+        yield
     finally:
         await server.close()
 

@@ -37,11 +37,12 @@ from apps.drones.telemetry import (
     FedNode,
     _Line,
     _run,
-    board_of,
+    fed_node,
     fly_telemetry,
     listening,
     main,
     percentile_ms,
+    ring_folder,
     row_of,
 )
 from stigmergy import Agent, Fleet, Overloaded, Tell, evolve
@@ -281,21 +282,30 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], P
 
 async def test_a_process_feeds_a_node_and_measures_from_event_to_action(in_folder: Callable[[], Path]) -> None:
     folder = in_folder()
+    names = [f"r{1 + number % 2}-0000-{number:03d}" for number in range(400)]
+    place = fed_node(folder, "r1", names)
     fleet = Fleet("swarm", agents=[Drone, Airframe], compiled=[Airframe])
-    ring = folder / "r1.ring"
-    fit(fleet, board_of(ring))
-    running = fleet.running(journal=f"segments:{folder / 'log'}", rings=[ring])
-    names = tuple(f"r1-0000-{number:03d}" for number in range(200))
-    async with running as live, listening(running, live) as socket:
-        figures = await fly_telemetry([FedNode(socket, ring, names)], seconds=1.0, failing=2)
+    fit(fleet, place.board)
+    running = fleet.running(journal=f"segments:{folder / 'log'}", rings=[place.ring])
+    async with running as live, listening(running, live, place.socket):
+        figures = await fly_telemetry([place], seconds=1.0, failing=2)
         taken = live.standing().counters["inputs"]
-        warned = [live.query(f"Drone/{name}", Drone).warned for name in names]
+        warned = [live.query(f"Drone/{name}", Drone).warned for name in names[::2]]
     assert figures["telemetry_drones"] == 200
     assert figures["telemetry_events"] + figures["telemetry_dropped"] == 200 * 400
     assert taken == figures["telemetry_events"] + 2
     assert [len(one) for one in warned] == [1, 1] + [0] * 198
     assert figures["telemetry_actions"] > 0
     assert figures["telemetry_event_to_action_p99_ms"] >= figures["telemetry_event_to_action_p50_ms"] > 0
+
+
+def test_rings_are_in_a_folder_that_goes_with_them() -> None:
+    with ring_folder() as name:
+        place = fed_node(Path(name), "r2", ["r1-0000-000", "r2-0100-000", "r22-0100-000"])
+        assert place.names == ("r2-0100-000",)
+        assert place.ring.parent == place.board.parent == place.socket.parent == Path(name)
+        Board(place.board)
+    assert not Path(name).exists()
 
 
 async def test_a_producer_without_a_node_says_so(tmp_path: Path) -> None:
