@@ -76,6 +76,29 @@ def fix_of(t: float, row: list[float]) -> Fix | None:
     return Fix(t, x, y, z, vx, vy, vz, battery, link > 0.5, down > 0.5)
 
 
+class OrderBook:
+    """Which orders were carried out: by key, and by the highest token of each drone."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+        self._keys: dict[str, deque[str]] = {}
+
+    def has(self, drone: str, key: str) -> bool:
+        """Whether this very order was carried out."""
+        return key in self._keys.get(drone, ())
+
+    def check(self, drone: str, key: str, token: int) -> None:
+        """Raises StaleOrder if an order with a higher token was carried out."""
+        highest = self._tokens.get(drone, token)
+        if token < highest:
+            raise StaleOrder(f"{drone}: the order {key} has token {token}, and {highest} was carried out")
+
+    def keep(self, drone: str, key: str, token: int) -> None:
+        """It was carried out."""
+        self._tokens[drone] = token
+        self._keys.setdefault(drone, deque(maxlen=KEYS_PER_DRONE)).append(key)
+
+
 class World:
     """All that is not an agent. Drones stand at home, on their stands, when it begins."""
 
@@ -103,8 +126,7 @@ class World:
         self.parcels = Parcels(self._witness.write, self.now_t)
         self._pads: dict[tuple[int, int], tuple[str, Point]] = {}
         self._docked: dict[int, str] = {}
-        self._tokens: dict[str, int] = {}
-        self._done: dict[str, deque[str]] = {}
+        self._orders = OrderBook()
         self._box_keys: dict[str, None] = {}
         self._repairs: list[tuple[float, int, Kind]] = []
         self._until: dict[tuple[int, Kind], float] = {}
@@ -173,19 +195,15 @@ class World:
         i = self._index.get(drone)
         if i is None:
             raise DeviceRefused(f"there is no drone {drone} here")
-        done = self._done.setdefault(drone, deque(maxlen=KEYS_PER_DRONE))
-        if key in done:
+        if self._orders.has(drone, key):
             return
         if self.physics.failed[i]:
             raise DeviceRefused(f"the motors of {drone} have failed; somebody has to fetch it")
         if self.physics.computer_failed[i]:
             raise Unreachable(f"the computer of {drone} is restarting")
-        highest = self._tokens.get(drone, 0)
-        if token < highest:
-            raise StaleOrder(f"{drone}: the order {key} has token {token}, and {highest} was carried out")
+        self._orders.check(drone, key, token)
         self._obey(i, drone, action)
-        self._tokens[drone] = token
-        done.append(key)
+        self._orders.keep(drone, key, token)
         for happening in self.physics.take_happened():
             self._happened(happening)
 

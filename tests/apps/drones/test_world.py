@@ -115,7 +115,7 @@ def test_a_lower_token_is_refused_for_this_drone_only_and_memory_is_bounded() ->
     assert flight.world.physics.target[0, 0] == 30.0
     for token in range(6, 6 + 2 * KEYS_PER_DRONE):
         flight.order(ONE, Steer(0.0, 0.0, 45.0, 15.0), key=f"x{token}", token=token)
-    assert len(flight.world._done[ONE]) == KEYS_PER_DRONE
+    assert len(flight.world._orders._keys[ONE]) == KEYS_PER_DRONE
     with pytest.raises(StaleOrder):
         flight.order(ONE, Steer(900.0, 0.0, 45.0, 15.0), key="x6", token=6)
 
