@@ -201,14 +201,16 @@ def give_way_s(name_a: str, a: Track, name_b: str, b: Track, now_t: float) -> fl
     A drone that has only announced a change of its height gives way, by waiting, to all that would be in its way. What
     it is now, hovering or in level flight, keeps its priority.
     """
-    soon = conflict_s(a, b, now_t)
-    wants_a, wants_b = _wants(a), _wants(b)
-    if soon is None or not (wants_a or wants_b):
-        return soon if soon is not None and gives_way(name_a, a, name_b, b) else None
-    # Nothing is announced below the floor: a drone there is treated as one that begins to rise in any case.
     now_s = conflict_s(steady(a), steady(b), now_t)
     if now_s is not None:
         return now_s if gives_way(name_a, a, name_b, b) else None
+    wants_a, wants_b = _wants(a), _wants(b)
+    if not wants_a and not wants_b:
+        return None
+    soon = conflict_s(a, b, now_t)
+    if soon is None:
+        return None
+    # Below the floor a drone counts as one that begins to rise, whatever it announces.
     if wants_a != wants_b and a.z >= FLOOR_M and b.z >= FLOOR_M:
         return soon if wants_a else None
     return soon if gives_way(name_a, a, name_b, b) else None
@@ -270,7 +272,8 @@ def is_free(name: str, own: Track, others: Traffic, now_t: float, level: float) 
         if other == name:
             continue
         height = at(track, now_t)[2]
-        leaves = changes and abs(track.vz) < 1.0 and abs(height - z) < NEAR_HEIGHT_M and (up == (height <= z))
+        is_behind = height <= z + 1.0 if up else height >= z - 1.0
+        leaves = changes and is_behind and abs(track.vz) < 1.0 and abs(height - z) < NEAR_HEIGHT_M
         # From one that is near its own height it gets away by the change itself: what counts is what comes after.
         after_s = LINGER_S + (NEAR_HEIGHT_M + 1.0 - abs(height - z)) / DESCEND_M_S if leaves else 0.0
         if _conflict(there, track, now_t, after_s) is not None:
