@@ -728,8 +728,7 @@ class RoundSkipped(Event):
 
 
 class HandOverAsked(Event):
-    """No drone of this zone has taken the job for too long: the dispatchers of another one are to have it."""
+    """No drone of this zone has taken these jobs for too long: the dispatchers of another one are to have them."""
 
-    job: str
-    token: int
-    zone: str
+    jobs: tuple[tuple[str, int, str], ...]
+    """Each with its token and that zone."""
