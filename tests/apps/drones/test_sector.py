@@ -1,0 +1,212 @@
+"""What a sector says to drones and jobs. No disk, no clock, no network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given as when_all
+from hypothesis import settings
+from hypothesis import strategies as some
+from msgspec.structs import replace
+
+from apps.drones.area import Area
+from apps.drones.messages import (
+    ClosedZone,
+    DroneSilent,
+    Ticked,
+    Track,
+    TrackShared,
+    TrafficHeard,
+    ZoneClosed,
+    ZoneOpened,
+    ZonesHeard,
+)
+from apps.drones.sector import (
+    FORGET_S,
+    OTHERS_MAX,
+    SILENT_S,
+    DronesSuspected,
+    DronesWarned,
+    MemberHeard,
+    MembersLeft,
+    Sector,
+    Suspicion,
+    ZonesEnded,
+)
+from stigmergy import Tell
+from stigmergy.testing import given
+
+AREA = Area(4, 4, 2400.0, 2)
+ZONE, ID = "r1-0101", "r1-0101@r1"
+CLOSED = ClosedZone("Z1", ((0.0, 0.0), (100.0, 0.0), (0.0, 100.0)), 0.0, 200.0, 0.0, 500.0)
+Given = Any
+
+
+def track(t: float, x: float = 3000.0, vx: float = 0.0, **more: Any) -> Track:
+    said: dict[str, Any] = {"y": 3000.0, "z": 55.0, "vy": 0.0, "vz": 0.0, "mode": "flying", **more}
+    return Track(t=t, x=x, vx=vx, **said)
+
+
+def share(number: int, at: Track, zone: str = ZONE) -> TrackShared:
+    return TrackShared(f"r1-0101-{number:03d}", at, zone)
+
+
+def sector(*heard: TrackShared | ZoneClosed) -> Given:
+    return given(Sector, id=ID).when(*heard)
+
+
+def to_job(silent: DroneSilent) -> tuple[DroneSilent, Tell]:
+    return silent, Tell(f"Job/{silent.job}", silent)
+
+
+WORKS = track(100.0, job="r1-0101.J1", token=2)
+FIRST = "r1-0101-001"
+
+
+def test_a_drone_is_heard_and_told_what_is_closed() -> None:
+    one = given(Sector, ZoneClosed(AREA, CLOSED), id=ID).when(share(1, track(100.0)))
+    one.then(MemberHeard(FIRST, True), Tell(f"Drone/{FIRST}", ZonesHeard(ID, (CLOSED,))))
+    one.state(members={FIRST}, inside={FIRST}, tracks={FIRST: track(100.0)})
+    one.when(share(1, track(101.0))).then().state(tracks={FIRST: track(101.0)})
+    one.when(share(1, track(99.0))).then_nothing().state(tracks={FIRST: track(101.0)})  # it was under way for longer
+
+
+def test_a_drone_that_enters_the_zone_is_told_again() -> None:
+    one = sector(share(1, track(100.0), zone="r1-0102")).state(inside=set(), members={FIRST})
+    one.when(share(1, track(101.0))).then(MemberHeard(FIRST, True), Tell(f"Drone/{FIRST}", ZonesHeard(ID, ())))
+    one.state(inside={FIRST})
+    one.when(share(1, track(102.0), zone="r1-0201")).state(inside=set(), members={FIRST})
+
+
+def test_two_that_meet_are_warned_once_a_second_and_one_gives_way() -> None:
+    one = sector(share(1, track(100.0, 3000, 15.0)), share(2, track(100.0, 3400, -15.0)))
+    one = one.when(Ticked(100.5))
+    one.then(
+        DronesWarned(100.5, (("r1-0101-002", (FIRST,)),)),
+        Tell("Drone/r1-0101-002", TrafficHeard(100.5, ((FIRST, track(100.0, 3000, 15.0)),))),
+    )
+    one.when(Ticked(101.5)).then(
+        DronesWarned(101.5, (("r1-0101-002", (FIRST,)),)),
+        Tell("Drone/r1-0101-002", TrafficHeard(101.5, ((FIRST, track(100.0, 3000, 15.0)),))),
+    )
+
+
+def test_only_the_own_drones_in_the_zone_are_warned() -> None:
+    apart = track(100.0, 3400, -15.0)
+    foreign = sector(share(1, track(100.0, 3000, 15.0)))
+    foreign = foreign.when_peers_write(lambda agent: agent.tracks["r2-0201-009"].set(apart))
+    foreign.when(Ticked(100.5)).then_nothing()
+    beyond = sector(share(1, track(100.0, 3000, 15.0)), share(2, apart, zone="r2-0201"))
+    beyond.when(Ticked(100.5)).then_nothing()
+    own_gives_way = sector(share(2, track(100.0, 3000, 15.0)))
+    own_gives_way = own_gives_way.when_peers_write(lambda agent: agent.tracks["r1-0001-009"].set(apart))
+    warned = own_gives_way.when(Ticked(100.5))
+    warned.then(
+        DronesWarned(100.5, (("r1-0101-002", ("r1-0001-009",)),)),
+        Tell("Drone/r1-0101-002", TrafficHeard(100.5, (("r1-0001-009", apart),))),
+    )
+
+
+def test_a_drone_is_told_the_next_ones_first_and_not_too_many() -> None:
+    comes = share(1, track(100.0, 3300, -15.0))
+    around = [share(10 + i, track(100.0, 3000.0 + 30 * i, y=3200.0, z=85.0)) for i in range(12)]
+    parked = share(40, track(100.0, 3010, mode="parked", z=0.0))
+    one = sector(share(5, track(100.0, 3000, 15.0)), comes, parked, *around)
+    (warned,) = [event for event in one.agent.ticked(Ticked(100.5)) if isinstance(event, DronesWarned)]
+    others = dict(warned.warnings)["r1-0101-005"]
+    assert others[:2] == (FIRST, "r1-0101-010"), "the conflict, then the nearest"
+    assert len(others) == OTHERS_MAX
+    assert "r1-0101-040" not in others
+
+
+# ------------------------------------------------------------------ silence
+
+
+def test_a_silent_drone_is_reported_to_its_job_once() -> None:
+    one = sector(share(1, WORKS))
+    one.when(Ticked(101.0), Ticked(104.9)).then_nothing()
+    suspected = one.when(Ticked(105.2))
+    suspected.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 106.0),)))
+    reported = suspected.when(Ticked(106.2)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
+    reported.when(Ticked(107.2), Ticked(108.2)).then_nothing()
+    heard = reported.when(share(1, replace(WORKS, t=110.0)))
+    heard.when(Ticked(117.0), Ticked(118.0), Ticked(124.0)).then_nothing()
+    again = heard.when(share(1, replace(WORKS, t=120.0, token=3))).when(Ticked(125.5), Ticked(126.5))
+    again.then(
+        DronesSuspected((Suspicion(FIRST, 3, 120.0, 126.0),)),
+        *to_job(DroneSilent(FIRST, "r1-0101.J1", 3, 120.0)),
+    )
+
+
+def test_one_that_is_heard_in_time_is_not_silent() -> None:
+    one = sector(share(1, WORKS)).when(Ticked(105.2)).when(share(1, replace(WORKS, t=105.0)))
+    one.when(Ticked(106.2), Ticked(107.2), Ticked(109.0)).then_nothing()
+
+
+def test_only_those_with_a_job_in_the_air_in_the_zone_are_missed() -> None:
+    for shared in (
+        share(1, track(100.0)),
+        share(1, replace(WORKS, mode="parked")),
+        share(1, WORKS, zone="r1-0102"),
+    ):
+        sector(shared).when(Ticked(105.5), Ticked(106.5), Ticked(107.5)).then_nothing()
+
+
+def test_after_a_restart_everybody_has_time_to_be_heard() -> None:
+    one = sector(share(1, WORKS)).when(Ticked(101.0)).when(Ticked(112.0))
+    one.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 112.0 + SILENT_S),)))
+    one.when(Ticked(113.0), Ticked(117.9)).then_nothing()
+    one.when(Ticked(118.1)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
+    one = sector(share(1, WORKS)).when(Ticked(101.0)).when(Ticked(112.0))
+    one.when(share(1, replace(WORKS, t=114.0))).when(Ticked(118.1)).then_nothing()
+
+
+def test_a_restart_while_a_drone_is_suspected_begins_anew() -> None:
+    one = sector(share(1, WORKS)).when(Ticked(105.2))
+    back = one.when(Ticked(115.0))
+    back.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 121.0),)))
+    back.when(Ticked(121.2)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
+
+
+@settings(max_examples=60, deadline=None)
+@when_all(some.lists(some.floats(0.3, 2.0), min_size=4, max_size=25), some.integers(0, 20), some.floats(3.5, 60.0))
+def test_nobody_that_is_heard_is_ever_reported(steps: list[float], gap_at: int, gap_s: float) -> None:
+    """Whenever the sector stands still and for how long: a drone that shares as soon as it runs again is not missed."""
+    t, one = 100.0, sector(share(1, WORKS))
+    heard_t = t
+    for i, step in enumerate(steps):
+        t += step + (gap_s if i == gap_at else 0.0)
+        one = one.when(Ticked(t))
+        assert not one.agent.reported
+        if t - heard_t >= 4.0:
+            one = one.when(share(1, replace(WORKS, t=t)))
+            heard_t = t
+
+
+# ------------------------------------------------------------------ leaving, closed zones
+
+
+def test_a_drone_that_left_is_forgotten_and_its_track_removed() -> None:
+    one = sector(share(1, track(100.0)), ZoneClosed(AREA, CLOSED))
+    one.when(Ticked(100.0 + FORGET_S)).then_nothing()
+    one.when(Ticked(100.1 + FORGET_S))
+    one.then(MembersLeft((FIRST,)), Tell(f"Drone/{FIRST}", ZonesHeard(ID, ())))
+    one.state(members=set(), inside=set(), tracks={})
+
+
+def test_what_another_region_left_goes_later() -> None:
+    one = sector(ZoneClosed(AREA, CLOSED))
+    one.when_peers_write(lambda agent: agent.tracks["r2-0201-009"].set(track(100.0)))
+    one.when(Ticked(140.0)).then_nothing()
+    one.when(Ticked(161.0)).state(tracks={})
+
+
+def test_members_hear_what_is_closed_and_opened_and_over() -> None:
+    one = sector(share(1, track(100.0)), share(2, track(100.0, 3500)))
+    shut = one.when(ZoneClosed(AREA, CLOSED))
+    shut.then(*(Tell(f"Drone/r1-0101-00{n}", ZonesHeard(ID, (CLOSED,))) for n in (1, 2)))
+    shut.when(ZoneOpened("Z1")).then(*(Tell(f"Drone/r1-0101-00{n}", ZonesHeard(ID, ())) for n in (1, 2)))
+    longer = replace(CLOSED, until_t=120.0)
+    over = shut.when(ZoneClosed(AREA, longer)).when(Ticked(120.0))
+    over.then(ZonesEnded(("Z1",)), *(Tell(f"Drone/r1-0101-00{n}", ZonesHeard(ID, ())) for n in (1, 2)))
+    over.state(zones=())
