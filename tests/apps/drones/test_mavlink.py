@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
 from apps.drones.area import Area, stand_of
+from apps.drones.drone import Drone
+from apps.drones.fleet import make_fleet
 from apps.drones.mavlink import MavlinkDrone, Plane
-from apps.drones.messages import ArmBox, Fix, Grip, Land, Release, Site, Steer
+from apps.drones.messages import ArmBox, Commission, Fix, Grip, Land, Release, Site, Steer, TakeJob
 from apps.drones.world import World
 from stigmergy import (
     Action,
@@ -327,4 +330,31 @@ async def test_an_agent_flies_it_by_its_orders_and_fixes() -> None:
         assert live.query(f"Courier/{NAME}", Courier).problem == ""
         assert not simulated.armed
         await until(lambda: rig.is_at(*PICKUP, 0.0))
+    running.cancel()
+
+
+async def test_the_drone_of_the_swarm_delivers_with_it_as_with_any_other(tmp_path: Path) -> None:
+    rig = Rig()
+    fleet = make_fleet(rig.drone)
+    drone = fleet.attach(rig.drone)
+
+    @fleet.sensor(Drone, every_s=0.5 / PACE)
+    async def receiver(name: str) -> Fix | None:
+        return drone.fix(name)
+
+    address = f"Drone/{NAME}"
+    running = asyncio.ensure_future(rig.run())
+    node = fleet.running(journal="memory:", ledger="memory:mavlink", views="memory:", key=tmp_path / "key")
+    async with node as live, rig.simulated() as simulated:
+        await until(lambda: drone.fix(NAME) is not None)
+        await live.send(address, Commission(AREA, Site(*HOME)))
+        await until(lambda: live.query(address, Drone).battery > 90.0)
+        await drone.arm_box(ArmBox(JOB, 1, Site(*DROP), Site(*PICKUP)), "arm")
+        await live.send(address, TakeJob(JOB, 1, Site(*PICKUP), Site(*DROP), 1.0))
+        await until(lambda: any(one.fact == "dropped" for one in rig.world.facts))
+        await until(lambda: live.query(address, Drone).mode == "parked")
+        assert live.query(address, Drone).job == ""
+        assert not simulated.armed
+    facts = [(one.fact, one.drone) for one in rig.world.facts if one.fact in ("taken", "dropped", "drop_refused")]
+    assert facts == [("taken", NAME), ("dropped", NAME)]
     running.cancel()
