@@ -27,6 +27,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from apps.drones.area import CELL_M, zone_of
+from apps.drones.dispatcher import PATIENCE_S, ROUND_S
 from apps.drones.drone import CHARGE_BELOW, CHARGED_AT, PADS_PER_ZONE
 from apps.drones.flight import flight_s, needed_percent
 from apps.drones.job import GRACE_S
@@ -35,8 +36,6 @@ from apps.drones.messages import DroneReady, JobOpened
 from apps.drones.physics import CHARGE_FULL_SHARE, CHARGE_PERCENT_S, Conditions
 from apps.drones.plan import BUSY_SHARE, Customers, Plan, home_of, make_plan
 
-ROUND_S = 2.0
-HAND_OVER_S = 15.0
 CAPACITY_KG = 2.5
 LOADS = (BUSY_SHARE, 0.8, 1.0)
 """Shares of the drones that the customers would keep busy; charging comes on top, so the last is too much."""
@@ -183,8 +182,8 @@ def _hand_over(
         for job, since_t in list(waiting[zone]):
             if now_t > job.deadline_t + GRACE_S:
                 served.append(Served(job, math.inf))
-            elif others and now_t - since_t >= HAND_OVER_S:
-                turn = int((now_t - job.since_t) // HAND_OVER_S) % len(others)
+            elif others and now_t - since_t >= PATIENCE_S:
+                turn = int((now_t - job.since_t) // PATIENCE_S) % len(others)
                 waiting[others[turn]].append((structs.replace(job, zone=others[turn]), now_t))
             else:
                 continue
