@@ -88,7 +88,7 @@ def _wants(track: Track) -> bool:
 
 def _turn_m(track: Track) -> float:
     """How much nearer it may come by a turn, or by setting out from where it hovers, before that is noticed."""
-    return 0.0 if 0.0 <= track.to_z < FLOOR_M else TURN_S * CRUISE_M_S
+    return 0.0 if 0.0 <= track.to_z < FLOOR_M <= track.z else TURN_S * CRUISE_M_S
 
 
 def _climb(track: Track, z: float) -> tuple[float, float, float] | None:
