@@ -1,0 +1,116 @@
+"""The command: `python -m apps.drones --drones 500 --minutes 3 --seed 7` flies a swarm and says what was found."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from apps.drones import quality
+from apps.drones.cluster import ClusterSwarm
+from apps.drones.faults import FAULTS, all_of
+from apps.drones.plan import BUSY_SHARE, make_plan
+from apps.drones.run import Options, Swarm, Trouble
+from stigmergy.testing.brokers import NoBroker
+
+
+def read_faults(text: str) -> tuple[str, ...]:
+    """`all`, or a list of names."""
+    names = tuple(FAULTS) if text == "all" else tuple(name for name in text.split(",") if name)
+    unknown = [name for name in names if name not in FAULTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: give all, or some of {', '.join(FAULTS)}")
+    return names
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """What can be said."""
+    parser = argparse.ArgumentParser(prog="python -m apps.drones", description=__doc__)
+    parser.add_argument("--drones", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=2.0, help="for so long customers place jobs")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--faults", type=read_faults, default=(), metavar="all|NAME,NAME", help=", ".join(FAULTS))
+    parser.add_argument("--share", type=float, default=BUSY_SHARE, help="of the drones that are to be busy")
+    parser.add_argument("--drain", type=float, default=900.0, metavar="S", help="wait so long for jobs to end, at most")
+    parser.add_argument("--journal", choices=("sqlite", "segments"), default="sqlite")
+    parser.add_argument("--serve", default="127.0.0.1:0", metavar="HOST:PORT", help="the page and the API")
+    parser.add_argument("--stay", action="store_true", help="keep the page open when all has ended, until Ctrl-C")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="journals and witness go there, and stay")
+    parser.add_argument(
+        "--cluster", action="store_true", help="on three NATS servers and two workers, not on five nodes"
+    )
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(arguments)
+
+
+async def fly(options: argparse.Namespace, folder: Path, console: Console) -> dict[str, Any]:
+    """One run, and what was found."""
+    plan = make_plan(options.drones, options.seed, round(time.time(), 1))
+    settings = Options(
+        minutes=options.minutes,
+        drain_s=options.drain,
+        share=options.share,
+        journal=options.journal,
+        serve=options.serve,
+        faults=options.faults,
+    )
+    kind = ClusterSwarm if options.cluster else Swarm
+    swarm = kind(plan, folder, settings, lambda text: console.print(text, highlight=False))
+    return {"seed": options.seed, **await swarm.run(all_of)}
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """A table for people."""
+    table = Table(show_header=False, box=None)
+    for key, value in found.items():
+        if key in ("details", "faults"):
+            continue
+        if isinstance(value, dict):
+            value = ", ".join(
+                f"{name} {one:.2f}" if isinstance(one, float) else f"{name} {one}" for name, one in value.items()
+            )
+        table.add_row(key, f"{value:.2f}" if isinstance(value, float) else str(value))
+    console.print(table)
+    for line in (*found["faults"], *found["details"]):
+        console.print(line, highlight=False)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Flies and judges. 1 if a promise was broken."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["quality"]:
+        return quality.main(words[1:])
+    options = parse(words)
+    console = Console(stderr=options.json)
+    try:
+        with contextlib.ExitStack() as stack:
+            folder = options.keep
+            if folder is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stigmergy-drones-")))
+            folder = folder.resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            found = asyncio.run(fly(options, folder, console))
+    except (Trouble, NoBroker) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        rounded = {key: round(one, 2) if isinstance(one, float) else one for key, one in found.items()}
+        print(json.dumps(rounded))
+    else:
+        show(console, found)
+    return 1 if found["violations"] or any(found["exit_codes"].values()) else 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

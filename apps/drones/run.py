@@ -1,0 +1,418 @@
+"""A whole run on this machine: a broker, a world in real time, five nodes in processes of their own, customers, faults.
+
+The world is in this process and steps ten times a second. If the machine cannot keep up the world slows down; it never
+skips: `real_time_factor` is seconds of the world for each second that passed. At the end nodes are stopped, and a
+checker that is not part of this application judges by their journals and by what the world has witnessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from msgspec import Struct, field, to_builtins
+
+import stigmergy
+from apps.drones.fleet import FLEET
+from apps.drones.job import ENDED
+from apps.drones.link import WorldServer
+from apps.drones.messages import ClosedZone, CloseZone, PlaceJob
+from apps.drones.node import DISPATCHERS, GROUND
+from apps.drones.physics import STEP_S
+from apps.drones.plan import Customers, Plan
+from apps.drones.world import World
+from stigmergy import Client, Command, StigmergyError, Verdict
+from stigmergy.testing.nats import NatsCluster, start_single
+from stigmergy.testing.proxy import LinkProxy
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S_MAX, STOP_S_MAX = 120.0, 60.0
+BEHIND_S_MAX = 0.5
+"""So far the world may be behind and still catch up: more is made up for by slowing down."""
+STEPS_AT_ONCE = 3
+PLACERS = 8
+"""Requests that customers have under way at a time."""
+CLOCK_S = 1.0
+LOOK_S = 2.0
+RETRY_S = 0.5
+Say = Callable[[str], None]
+
+
+class Trouble(Exception):
+    """A run cannot go on."""
+
+
+class Options(Struct, frozen=True):
+    """What is to be run."""
+
+    minutes: float = 1.0
+    """For so long customers place jobs."""
+    drain_s: float = 900.0
+    """So long it is waited at most until all jobs have ended."""
+    share: float = 0.6
+    """Of the drones that are to be busy."""
+    journal: str = "sqlite"
+    serve: str = "127.0.0.1:0"
+    faults: tuple[str, ...] = ()
+
+
+class Outcome(Struct):
+    """How the run itself went; what became of jobs and drones is for the checker to say."""
+
+    drones: int = 0
+    world_s: float = 0.0
+    wall_s: float = 0.0
+    real_time_factor: float = 0.0
+    placed: int = 0
+    busy_share: dict[str, float] = field(default_factory=dict)
+    """Seconds of processor time for each second that passed, by process."""
+    frames_dropped: int = 0
+    lag_s_max: float = 0.0
+    drained: bool = False
+    faults: list[str] = field(default_factory=list)
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    dead_letters: int = 0
+
+
+class NodeProcess:
+    """A node in a process of its own, that can be killed and started again."""
+
+    def __init__(self, name: str, folder: Path, arguments: list[str]) -> None:
+        self.name = name
+        self.url = ""
+        self._folder = folder
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+        self._log: TextIO | None = None
+
+    async def start(self) -> None:
+        """Returns when it is ready."""
+        self._log = (self._folder / f"{self.name}.log").open("a", encoding="utf-8")
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "apps.drones.node", "--name", self.name, "--folder", str(self._folder)),
+            *self._arguments,
+            cwd=self._folder,
+            env=environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log,
+        )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(START_S_MAX):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise Trouble(f"{self.name} does not start: {self.said()}")
+        self.url = json.loads(line).get("url", "")
+
+    def said(self) -> str:
+        """The end of what it has said."""
+        return (self._folder / f"{self.name}.log").read_text(encoding="utf-8", errors="replace")[-2000:]
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def kill(self) -> None:
+        """As a crash."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+
+    async def stop(self) -> int:
+        """In order; its exit code."""
+        if self._process is None:
+            return 0
+        if self._process.returncode is None:
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(STOP_S_MAX):
+                    await self._process.wait()
+            except TimeoutError:
+                await self.kill()
+        if self._log is not None:
+            self._log.close()
+        return self._process.returncode or 0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For processes that are to find `apps`; each computes on one core, two would wait for each other."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **threads, **more}
+
+
+class Swarm:
+    """All parts of a run. Faults take hold of them."""
+
+    def __init__(self, plan: Plan, folder: Path, options: Options, say: Say) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.options = options
+        self.say = say
+        self.world = World(plan.area, plan.names, plan.seed, plan.start_t, folder)
+        self.nodes: dict[str, NodeProcess] = {}
+        self.broker: NatsCluster | None = None
+        self.link: LinkProxy | None = None
+        """In front of the broker, for the last region."""
+        self.outcome = Outcome(drones=len(plan.names))
+        self.client: Client | None = None
+        self.url = ""
+        self._jobs: dict[str, bool] = {}
+        self._began_s = 0.0
+        self._began_t = 0.0
+        self._answers: TextIO | None = None
+
+    # ------------------------------------------------------------------ time
+
+    async def run_world(self) -> None:
+        """Steps the world in real time, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        due_s, noted_s = loop.time(), 0.0
+        with (self.folder / "clock.jsonl").open("w", encoding="utf-8") as clock:
+            while True:
+                now_s = loop.time()
+                if now_s - due_s > BEHIND_S_MAX:
+                    due_s = now_s - BEHIND_S_MAX
+                steps = min(int((now_s - due_s) / STEP_S), STEPS_AT_ONCE)
+                if steps:
+                    # To the middle of a step: times since 1970 are not exact enough for its end.
+                    self.world.advance(self.world.now_t() + (steps + 0.5) * STEP_S)
+                    due_s += steps * STEP_S
+                if now_s - noted_s >= CLOCK_S:
+                    noted_s = now_s
+                    clock.write(json.dumps({"wall_s": time.time(), "t": self.world.now_t()}) + "\n")
+                    clock.flush()
+                await asyncio.sleep(max(due_s + STEP_S - loop.time(), 0.0))
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds of the world since customers have begun."""
+        return self.world.now_t() - self._began_t
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits so long by the clock of the world."""
+        end_t = self.world.now_t() + seconds
+        while self.world.now_t() < end_t:  # noqa: ASYNC110 - the world is slower than the wall, or not
+            await asyncio.sleep(min(max(end_t - self.world.now_t(), 0.05), 0.5))
+
+    # ------------------------------------------------------------------ customers
+
+    async def place_jobs(self) -> None:
+        """Customers order, at a rate that keeps so many drones busy, over HTTP."""
+        customers = Customers(self.plan)
+        every_s = 1.0 / self.plan.jobs_per_s(self.options.share)
+        begin_t, count = self.world.now_t(), 0
+        waiting: asyncio.Queue[tuple[str, PlaceJob] | None] = asyncio.Queue(maxsize=PLACERS * 4)
+        placers = [asyncio.ensure_future(self._place(waiting)) for _ in range(PLACERS)]
+        while (passed_s := self.world.now_t() - begin_t) < self.options.minutes * 60:
+            while count * every_s <= passed_s:
+                await waiting.put(customers.next_job())
+                count += 1
+            await asyncio.sleep(0.05)
+        for _ in placers:
+            await waiting.put(None)
+        await asyncio.gather(*placers)
+
+    async def _place(self, waiting: asyncio.Queue[tuple[str, PlaceJob] | None]) -> None:
+        assert self._answers is not None
+        while (job := await waiting.get()) is not None:
+            name, command = job
+            answer = await self.send(f"Job/{name}", command, name)
+            self._jobs[name] = bool(answer)
+            self.outcome.placed += bool(answer)
+            line = {"job": name, "accepted": bool(answer), "reason": getattr(answer, "reason", "")}
+            self._answers.write(json.dumps(line) + "\n")
+            self._answers.flush()
+
+    async def send(self, address: str, command: Command, command_id: str) -> Verdict:
+        """Sends a command until it is answered, with one id: it is done once, however often that takes."""
+        assert self.client is not None
+        while True:
+            try:
+                return await self.client.send(address, command, command_id=command_id)
+            except StigmergyError:
+                await asyncio.sleep(RETRY_S)
+
+    async def close_zone(self, zone: ClosedZone) -> None:
+        """As an authority, which announces it when it says so."""
+        self.world.announce(zone)
+        answer = await self.send("Airspace/main", CloseZone(area=self.plan.area, zone=zone), zone.name)
+        if not answer:
+            raise Trouble(f"{zone.name} cannot be closed: {answer}")
+
+    async def count_open(self) -> int:
+        """Jobs that were accepted and have not ended."""
+        assert self.client is not None
+        conditions = [f"status!={end}" for end in ENDED]
+        return sum(
+            self._jobs.get(one.partition("/")[2], True) for one in await self.client.agents("Job", where=conditions)
+        )
+
+    async def drain(self) -> None:
+        """Waits until every job has ended and every drone that can fly is down."""
+        begin_t = self.world.now_t()
+        while self.world.now_t() - begin_t < self.options.drain_s:
+            await asyncio.sleep(LOOK_S)
+            try:
+                left = await self.count_open()
+            except StigmergyError as error:
+                self.say(f"the ground does not answer: {error}")
+                continue
+            flying = int((~self.world.physics.down).sum())
+            if not left and not flying:
+                self.outcome.drained = True
+                return
+
+    # ------------------------------------------------------------------ all of it
+
+    async def run(self, faults: Callable[[Swarm], Any]) -> dict[str, Any]:
+        """From the first process to the last; how it went, and what the checker found."""
+        plan, folder = self.plan, self.folder
+        plan.save(folder)
+        async with contextlib.AsyncExitStack() as stack:
+            server = WorldServer(self.world)
+            await server.open()
+            stack.push_async_callback(server.close)
+            ticking = asyncio.ensure_future(self.run_world())
+            stack.push_async_callback(end_task, ticking)
+            await self.start_nodes(server, stack)
+            self.client = await stack.enter_async_context(stigmergy.connect(self.url, fleet=FLEET, within_s=20))
+            self._answers = stack.enter_context((folder / "placed.jsonl").open("a", encoding="utf-8"))
+            await self.commission()
+            self.say(f"{len(plan.names)} drones in {len(plan.zones())} zones are in service; the page: {self.url}/")
+            await self._fly(faults, ticking, stack)
+            await end_task(ticking)
+            self.world.close()
+            found = await self.judge()
+            return {**to_builtins(self.outcome), **found}
+
+    async def _fly(
+        self, faults: Callable[[Swarm], Any], ticking: asyncio.Task[None], stack: contextlib.AsyncExitStack
+    ) -> None:
+        self._began_s, self._began_t = time.monotonic(), self.world.now_t()
+        before_s = self.cpu_s()
+        breaking = asyncio.ensure_future(faults(self))
+        watching = asyncio.ensure_future(self._watch(ticking))
+        stack.push_async_callback(end_task, watching)
+        stack.push_async_callback(end_task, breaking)
+        await self.place_jobs()
+        await breaking
+        self.say(f"{self.outcome.placed} jobs were placed; what is under way is finished")
+        await self.drain()
+        outcome = self.outcome
+        outcome.wall_s = time.monotonic() - self._began_s
+        outcome.world_s = self.world.now_t() - self._began_t
+        outcome.real_time_factor = outcome.world_s / outcome.wall_s
+        after_s = self.cpu_s()
+        outcome.busy_share = {name: (after_s[name] - before_s.get(name, 0.0)) / outcome.wall_s for name in after_s}
+        watching.cancel()
+
+    async def start_nodes(self, server: WorldServer, stack: contextlib.AsyncExitStack) -> None:
+        """Starts the broker and all nodes."""
+        self.broker = stack.enter_context(start_single(self.folder / "broker", sync_always=False))
+        stack.push_async_callback(self.stop_nodes)
+        regions = [f"r{number + 1}" for number in range(self.plan.area.regions)]
+        self.link = LinkProxy(self.broker.servers[0].plan.port)
+        await self.link.start()
+        stack.push_async_callback(self.link.close)
+        for name in (GROUND, *DISPATCHERS, *regions):
+            url = f"nats://127.0.0.1:{self.link.port}" if name == regions[-1] else self.broker.url
+            arguments = ["--world", server.url, "--bus", url, "--ledger", f"{url}?replicas=1"]
+            arguments += ["--journal", self.options.journal]
+            if name == GROUND:
+                arguments += ["--serve", self.options.serve]
+            self.nodes[name] = NodeProcess(name, self.folder, arguments)
+        await self.nodes[GROUND].start()  # makes the key that all of them sign with
+        self.url = self.nodes[GROUND].url
+        await asyncio.gather(*(node.start() for name, node in self.nodes.items() if name != GROUND))
+
+    async def commission(self) -> None:
+        """Nodes have put their own agents into service when they are ready."""
+
+    async def judge(self) -> dict[str, Any]:
+        """Stops everything, and has the checker read what is left."""
+        await self.stop_nodes()
+        self._read_reports()
+        self.say("the checker reads journals and witness")
+        return await asyncio.to_thread(check, self.folder)
+
+    async def stop_nodes(self) -> None:
+        """Stops those that run."""
+        running = [node for node in self.nodes.values() if node.is_running]
+        codes = await asyncio.gather(*(node.stop() for node in running))
+        self.outcome.exit_codes |= {node.name: code for node, code in zip(running, codes, strict=True)}
+
+    async def _watch(self, ticking: asyncio.Task[None]) -> None:
+        """Says every few seconds how it goes."""
+        while True:
+            await asyncio.sleep(10.0)
+            if ticking.done():
+                ticking.result()
+            flying = int((~self.world.physics.down).sum())
+            factor = self.passed_s / (time.monotonic() - self._began_s)
+            self.say(f"{self.passed_s:6.0f} s  {self.outcome.placed} jobs placed, {flying} drones fly, x{factor:.2f}")
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time of each process up to now."""
+        found = {"world": time.process_time()}
+        if self.broker is not None:
+            found["broker"] = cpu_s_of(self.broker.servers[0].pid)
+        for name in self.nodes:
+            found[name] = sum(report["cpu_s"] for report in read_reports(self.folder, name))
+        return found
+
+    def _read_reports(self) -> None:
+        for name in self.nodes:
+            for report in read_reports(self.folder, name):
+                self.outcome.frames_dropped += report["frames_dropped"]
+                self.outcome.lag_s_max = max(self.outcome.lag_s_max, report["lag_s_max"])
+                self.outcome.dead_letters += report["dead_letters"]
+
+
+def read_reports(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The last report of each life of a node."""
+    path = folder / f"{name}.reports"
+    lives: dict[float, dict[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            report = json.loads(line)
+            lives[report["started_s"]] = report
+    return list(lives.values())
+
+
+def cpu_s_of(pid: int) -> float:
+    """Processor time that a process has used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def end_task(task: asyncio.Task[Any]) -> None:
+    """Ends what still runs; what it raised is raised."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def check(folder: Path, logs: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the checker finds, in a process that imports nothing of this application."""
+    command = [sys.executable, "-m", "rigs.swarm_checker", str(folder), "--json"]
+    for log in logs:
+        command += ["--log", log]
+    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    try:
+        found: dict[str, Any] = json.loads(ended.stdout)
+    except ValueError:
+        raise Trouble(f"the checker failed: {ended.stderr[-2000:]}") from None
+    return found

@@ -1,0 +1,190 @@
+"""A run: its parts alone, and all of it with a few drones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apps.drones.__main__ import parse, read_faults
+from apps.drones.faults import FAULTS, busiest
+from apps.drones.node import FRAMES_MAX, Feed, Report, agents_of, send_all
+from apps.drones.physics import FIELDS
+from apps.drones.plan import make_plan
+from apps.drones.run import Options, Swarm, check, cpu_s_of, read_reports
+from stigmergy import Accepted, Command, Event, Overloaded, Refused
+from stigmergy.agents.codec import open_envelope, tag_of
+from stigmergy.testing.bus_rig import wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+START_T = 1_795_000_000.1
+
+
+class SlowNode:
+    """Takes envelopes as slowly as it is told."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int, int, str]] = []
+        self.observed: list[str] = []
+        self.go_on = asyncio.Event()
+
+    async def deliver(self, envelope: bytes) -> None:
+        await self.go_on.wait()
+        opened = open_envelope(envelope)
+        tags = {tag_of(body) for _, body in opened.items}
+        self.taken.append((opened.sequence, len(opened.items), opened.incarnation, ",".join(sorted(tags))))
+
+    async def observe(self, address: str, event: Event) -> None:
+        await self.go_on.wait()
+        self.observed.append(address)
+
+    def agents(self, kind: str) -> list[str]:
+        return ["Sector/r1-0000@r1"]
+
+
+def frame(count: int, silent: int = 0) -> Any:
+    rows = np.zeros((count, len(FIELDS)), np.float32)
+    rows[:silent] = np.nan
+    return rows
+
+
+async def test_a_slow_node_gets_the_newest_frames() -> None:
+    node, report = SlowNode(), Report("r1", 0.0)
+    feed = Feed(node, report)  # type: ignore[arg-type]
+    names = tuple(f"r1-0000-{number:03d}" for number in range(3))
+    for tick in range(5):
+        feed.put(tick * 0.5, names, frame(3))
+    running = asyncio.ensure_future(feed.run())
+    await asyncio.sleep(0)
+    node.go_on.set()
+    await wait_until(lambda: report.frames == FRAMES_MAX)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert report.frames_dropped == 5 - FRAMES_MAX
+    assert report.fixes == FRAMES_MAX * 3
+    # The frames of 1.5 and 2.0 s are left: half a second apart, so only the first has a tick.
+    assert [taken[3] for taken in node.taken] == ["Fix@1", "Fix@1"]
+    assert node.observed == ["Sector/r1-0000@r1", "Drone/r1-0000-002"]
+
+
+async def test_envelopes_are_numbered_without_gaps_and_silent_drones_say_nothing() -> None:
+    node, report = SlowNode(), Report("r1", 0.0)
+    node.go_on.set()
+    feed = Feed(node, report)  # type: ignore[arg-type]
+    names = tuple(f"r1-0000-{number:04d}" for number in range(2500))
+    feed.put(10.0, names, frame(2500, silent=100))
+    running = asyncio.ensure_future(feed.run())
+    await wait_until(lambda: report.frames == 1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [taken[:2] for taken in node.taken] == [(1, 1000), (1001, 1000), (2001, 400)]
+    assert len({taken[2] for taken in node.taken}) == 1
+    assert report.lag_s_max >= 0.0
+
+
+def test_which_node_has_which_agents() -> None:
+    plan = make_plan(4, 1, 0.0)
+    drones = ["Drone/r2-*", "Delivery/r2-*", "Leg/r2-*"]
+    assert agents_of("r2", plan) == [*drones, "Sector/r1-0000@r2", "Sector/r2-0100@r2"]
+    assert agents_of("dispatch-b", plan) == ["Dispatcher/r1-0000.b", "Dispatcher/r2-0100.b"]
+
+
+class Ask(Command):
+    number: int
+
+
+async def test_commands_are_sent_until_they_are_answered() -> None:
+    tries: dict[str, int] = {}
+
+    async def send(to: str, command: Command) -> Accepted | Refused:
+        assert isinstance(command, Ask)
+        tries[to] = tries.get(to, 0) + 1
+        if command.number % 3 == 0 and tries[to] == 1:
+            raise Overloaded("later")
+        return Refused("no") if command.number == 7 else Accepted(1)
+
+    refused = await send_all(send, ((f"A/{number}", Ask(number)) for number in range(20)), at_a_time=4)
+    assert refused == 1
+    assert len(tries) == 20
+    assert sum(tries.values()) == 27
+
+
+def test_reports_are_the_last_of_each_life(tmp_path: Path) -> None:
+    lines = [{"started_s": 1.0, "cpu_s": 1.0}, {"started_s": 1.0, "cpu_s": 2.0}, {"started_s": 5.0, "cpu_s": 0.5}]
+    (tmp_path / "r1.reports").write_text("\n".join(json.dumps(line) for line in lines) + '\n{"started')
+    assert [report["cpu_s"] for report in read_reports(tmp_path, "r1")] == [2.0, 0.5]
+    assert read_reports(tmp_path, "r9") == []
+
+
+def test_the_processor_time_of_a_process() -> None:
+    began_s = time.process_time()
+    while time.process_time() - began_s < 0.05:
+        pass
+    assert cpu_s_of(os.getpid()) >= 0.05
+    assert cpu_s_of(2**22 + 1) == 0.0
+
+
+async def test_the_world_keeps_up_with_the_wall_or_slows_down(tmp_path: Path) -> None:
+    swarm = Swarm(make_plan(4, 1, START_T), tmp_path, Options(), lambda _: None)
+    ticking = asyncio.ensure_future(swarm.run_world())
+    began_s = time.monotonic()
+    await asyncio.sleep(1.05)
+    passed = swarm.world.now_t() - START_T
+    assert 0.5 <= passed <= time.monotonic() - began_s + 0.1
+    time.sleep(3.0)  # noqa: ASYNC251 - nothing runs meanwhile
+    await asyncio.sleep(0.05)
+    # It does not make up for all that it missed.
+    assert swarm.world.now_t() - START_T < passed + 1.5
+    ticking.cancel()
+    await asyncio.gather(ticking, return_exceptions=True)
+    swarm.world.close()
+    pairs = [json.loads(line) for line in (tmp_path / "clock.jsonl").read_text().splitlines()]
+    assert pairs
+    assert pairs == sorted(pairs, key=lambda pair: pair["t"])
+
+
+def test_a_zone_that_closes_is_far_from_stands(tmp_path: Path) -> None:
+    swarm = Swarm(make_plan(90, 1, 0.0), tmp_path, Options(), lambda _: None)
+    area = swarm.plan.area
+    x, y = busiest(swarm)
+    assert (x % area.zone_m == 0) != (y % area.zone_m == 0)
+    swarm.world.close()
+
+
+def test_the_command_refuses_unknown_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_faults("all") == tuple(FAULTS)
+    assert parse(["--faults", "zone,node"]).faults == ("zone", "node")
+    with pytest.raises(SystemExit):
+        parse(["--faults", "earthquake"])
+    assert "earthquake" in capsys.readouterr().err
+
+
+def test_the_checker_runs_in_its_own_process(tmp_path: Path) -> None:
+    swarm = Swarm(make_plan(4, 1, 1000.0), tmp_path, Options(), lambda _: None)
+    swarm.world.advance(1005.0)
+    swarm.world.close()
+    found = check(tmp_path)
+    assert found["drones"] == 4
+    assert found["violations"] == 0
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("faults", ["", "all"])
+def test_a_small_swarm_keeps_every_promise(tmp_path: Path, faults: str) -> None:
+    command = [sys.executable, "-m", "apps.drones", "--drones", "24", "--minutes", "2", "--json"]
+    command += ["--keep", str(tmp_path), "--faults", faults]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1700)
+    found = json.loads(ended.stdout)
+    assert found["violations"] == 0, found["details"]
+    assert found["delivered"] > 0
+    assert found["drained"]
+    assert ended.returncode == 0
