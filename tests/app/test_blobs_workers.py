@@ -18,7 +18,7 @@ from stigmergy.testing.nats import NatsCluster, start_single
 from tests.app.test_blobs import PHOTO, Eye, Look, make_fleet
 
 WITHIN_S = 240.0
-SETTINGS = Settings(blobs=BlobSettings(grace_s=4.0, references_every_s=0.1))
+SETTINGS = Settings(lease_s=60, blobs=BlobSettings(grace_s=4.0, references_every_s=0.1))
 
 
 @pytest.fixture(scope="module")

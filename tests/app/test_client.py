@@ -349,7 +349,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 
 async def test_the_same_calls_reach_a_fleet_on_workers(server: NatsCluster, tmp_path: Path) -> None:
     where = NodeConfig(bus=server.url, site="local", node="w")
-    config = Config(settings=Settings())
+    config = Config(settings=Settings(lease_s=60))  # an observation that a lost lease leaves in doubt is not repeated
     async with NatsWorker(
         warehouse, server.url, config, key=tmp_path / "key", node_config=where, agents=["Cart/*", "Board/*"]
     ) as worker:

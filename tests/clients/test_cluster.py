@@ -20,7 +20,7 @@ COUNT = 30
 async def test_a_cluster_is_driven_over_both(tmp_path: Path, nats_server: NatsCluster) -> None:
     async with (
         asyncio.timeout(WAIT_S_MAX),
-        NatsWorker(harbour, nats_server.url, Config(), key=tmp_path / "key") as worker,
+        NatsWorker(harbour, nats_server.url, Config(settings=st.Settings(lease_s=60)), key=tmp_path / "key") as worker,
     ):
         working = asyncio.ensure_future(worker.run())
         while len(worker.owned()) < harbour.shards:  # noqa: ASYNC110 - nobody tells
