@@ -8,8 +8,22 @@ import time
 from pathlib import Path
 
 from bench.subjects import serve
-from bench.workflows import Flown, Fly
-from stigmergy import Agent, Command, Event, Events, Fleet, Live, Step, Steps, Workflow, WorkflowRun, decide, evolve
+from bench.workflows import STUCK, Flown, Fly
+from stigmergy import (
+    Agent,
+    Command,
+    Event,
+    Events,
+    Fleet,
+    Live,
+    Step,
+    Steps,
+    Workflow,
+    WorkflowRun,
+    decide,
+    evolve,
+    reject,
+)
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.messages import spec_of
 from stigmergy.app.fleet import Running
@@ -115,7 +129,9 @@ class BenchDrone(Agent, kind="Drone"):
 
     @decide
     def release(self, command: ReleaseParcel) -> Events:
-        """At once."""
+        """At once, or not at all."""
+        if command.parcel == STUCK:
+            reject("the hook does not open")
         yield ParcelDropped(parcel=command.parcel)
 
     @decide
@@ -166,17 +182,19 @@ class Flights:
         numbers = iter(range(self._count, self._count + request.runs))
         self._count += request.runs
         took_s: list[float] = []
+        ends = "undone" if request.fails else "done"
 
         async def runs() -> None:
             for number in numbers:
                 began_s = time.perf_counter()
                 run = f"Delivery/J-{number}"
                 ended = self._ended[run] = asyncio.get_running_loop().create_future()
-                accepted = await self._live.send(run, Deliver(drone=f"D-{number % DRONES}", parcel=f"P-{number}"))
+                parcel = STUCK if request.fails else f"P-{number}"
+                accepted = await self._live.send(run, Deliver(drone=f"D-{number % DRONES}", parcel=parcel))
                 if not accepted:
                     raise RuntimeError(f"{run} was refused: {accepted}")
                 await ended
-                if (status := self._live.query(run, WorkflowRun).status) != "done":
+                if (status := self._live.query(run, WorkflowRun).status) != ends:
                     raise RuntimeError(f"{run} is {status}")
                 took_s.append(time.perf_counter() - began_s)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from dbos import DBOS, SetWorkflowID
 
 from bench.subjects import serve
-from bench.workflows import Flown, Fly
+from bench.workflows import STUCK, Flown, Fly
 from stigmergy.base.system import make_process_ours
 
 
@@ -48,6 +48,8 @@ def fly_to(drone: str, legs: int) -> tuple[str, int]:
 @DBOS.step()
 def release_parcel(drone: str, parcel: str) -> tuple[str, str]:
     """The parcel is there."""
+    if parcel == STUCK:
+        raise ValueError("the hook does not open")
     return drone, parcel
 
 
@@ -88,7 +90,9 @@ class Flights:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         url = f"sqlite:///{folder}/delivery.sqlite"
-        DBOS(config={"name": "delivery", "system_database_url": url, "run_admin_server": False, "log_level": "ERROR"})
+        DBOS(
+            config={"name": "delivery", "system_database_url": url, "run_admin_server": False, "log_level": "CRITICAL"}
+        )
         DBOS.launch()
         self._count = 0
 
@@ -98,7 +102,7 @@ class Flights:
         self._count += request.runs
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         with ThreadPoolExecutor(request.at_a_time) as threads:
-            took_s = list(threads.map(_run, numbers))
+            took_s = list(threads.map(_fail if request.fails else _run, numbers))
         return Flown(time.perf_counter() - began_s, time.process_time() - began_cpu_s, took_s)
 
     def close(self) -> None:
@@ -112,6 +116,16 @@ def _run(number: int) -> float:
         if not deliver(f"D-{number}", f"P-{number}"):
             raise RuntimeError(f"J-{number} is not done")
     return time.perf_counter() - began_s
+
+
+def _fail(number: int) -> float:
+    began_s = time.perf_counter()
+    try:
+        with SetWorkflowID(f"J-{number}"):
+            deliver(f"D-{number}", STUCK)
+    except ValueError:
+        return time.perf_counter() - began_s
+    raise RuntimeError(f"J-{number} is done")
 
 
 def main(arguments: list[str]) -> None:
