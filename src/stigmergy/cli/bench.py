@@ -26,8 +26,8 @@ def add_commands(commands: Any) -> None:
         "benchmark",
         metavar="NAME",
         nargs="?",
-        help="interpreted, compiled, edge, alternatives, growth, shared, nats, observed, serve, web, workflows, sim, "
-        "all",
+        help="interpreted, compiled, edge, alternatives, growth, shared, nats, observed, serve, web, workflows, "
+        "swarm, sim, all",
     )
     parser.add_argument("rest", metavar="OPTION", nargs=argparse.REMAINDER, help="options of that benchmark")
 
