@@ -44,6 +44,10 @@ CLIMB_M_S, DESCEND_M_S = 4.0, 3.0
 HOVERS_M_S = 1.0
 """Slower than this a drone stands still."""
 ON_LEVEL_M = 3.0
+LEVELS_AWAY_M = 35.0
+"""Further than this nobody changes its level to give way: the way there would cross those of too many others."""
+HOLD_S = 10.0
+"""A drone that has so much time can hold: it takes 4 s to begin to, and 5 s to stand."""
 LINGER_S = 5.0
 """A drone that changes its height may stop on its way: it counts as still being where it was so long ago."""
 GROUND_M = 10.0
@@ -253,21 +257,33 @@ Traffic = tuple[tuple[str, Track], ...]
 
 
 def free_level(name: str, own: Track, others: Traffic, now_t: float) -> float | None:
-    """The nearest level where nothing heard comes too near, nor on the way there. None: hold."""
+    """The nearest level where nothing heard comes too near, nor on the way there. None: hold.
+
+    If it is too late to hold, a level will do where it is free for a while.
+    """
     x, y, z = at(own, now_t)
     here = replace(own, t=now_t, x=x, y=y, z=z, vz=0.0, to_z=-1.0)
-    for level in sorted(LEVELS_M, key=lambda level: (abs(level - z), level)):
-        if is_free(name, here, others, now_t, level):
+    near = [level for level in LEVELS_M if abs(level - z) <= LEVELS_AWAY_M]
+    near.sort(key=lambda level: (abs(level - z), level))
+    best, best_s = None, HOLD_S
+    for level in near:
+        soon = free_s(name, here, others, now_t, level)
+        if soon >= HORIZON_S:
             return level
-    return None
+        if soon > best_s:
+            best, best_s = level, soon
+    if best is None or free_s(name, here, others, now_t, z) > HOLD_S:
+        return None
+    return best
 
 
-def is_free(name: str, own: Track, others: Traffic, now_t: float, level: float) -> bool:
-    """Whether a drone can change to this level now, and fly on there."""
+def free_s(name: str, own: Track, others: Traffic, now_t: float, level: float) -> float:
+    """How long a drone that changes to this level now, and flies on there, is in nobody's way; `HORIZON_S` at most."""
     x, y, z = at(own, now_t)
     up = level > z
     changes = abs(level - z) > ON_LEVEL_M
     there = replace(own, t=now_t, x=x, y=y, z=z, vz=DESCEND_M_S * (1 if up else -1) if changes else 0.0, to_z=level)
+    first_s = HORIZON_S
     for other, track in others:
         if other == name:
             continue
@@ -276,9 +292,10 @@ def is_free(name: str, own: Track, others: Traffic, now_t: float, level: float) 
         leaves = changes and is_behind and abs(track.vz) < 1.0 and abs(height - z) < NEAR_HEIGHT_M
         # From one that is near its own height it gets away by the change itself: what counts is what comes after.
         after_s = LINGER_S + (NEAR_HEIGHT_M + 1.0 - abs(height - z)) / DESCEND_M_S if leaves else 0.0
-        if _conflict(there, track, now_t, after_s) is not None:
-            return False
-    return True
+        soon = _conflict(there, track, now_t, after_s)
+        if soon is not None:
+            first_s = min(first_s, soon)
+    return first_s
 
 
 def aside(name: str, own: Track, others: Traffic, now_t: float) -> Point | None:

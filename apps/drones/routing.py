@@ -13,8 +13,11 @@ import asyncio
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from math import cos, dist, pi, sin
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from apps.drones.airways import ZONE_HEIGHT_M, closes_on_way, crosses, is_outside, way_out
 from apps.drones.area import LEVELS_M, Point
@@ -90,27 +93,54 @@ def way_around(start: Site, to: Site, zones: Sequence[ClosedZone]) -> tuple[Site
     return tuple(Site(*point) for point in ([*first, *found] if found else [(to.x, to.y)]))
 
 
+class _Wall(Struct, frozen=True):
+    """What a way must not touch: an octagon if both ends are outside of it, else the polygon itself."""
+
+    zone: ClosedZone
+    margin_m: float
+    low: Point
+    high: Point
+
+    def is_between(self, a: Point, b: Point) -> bool:
+        """Whether it is in the way from one point to the other. Most are not even near."""
+        (left, bottom), (right, top) = self.low, self.high
+        if max(a[0], b[0]) < left or min(a[0], b[0]) > right or max(a[1], b[1]) < bottom or min(a[1], b[1]) > top:
+            return False
+        return crosses(self.zone, *a, *b, self.margin_m)
+
+
+def _wall(zone: ClosedZone, start: Point, to: Point) -> _Wall:
+    around = ClosedZone(zone.name, tuple(octagon(zone.corners, KEEP_M)), 0.0, 0.0, 0.0, 0.0)
+    if is_outside(around, *start, 1.0) and is_outside(around, *to, 1.0):
+        zone, margin_m = around, 1.0
+    else:
+        margin_m = KEEP_M
+    xs, ys = [x for x, _ in zone.corners], [y for _, y in zone.corners]
+    low = min(xs) - margin_m, min(ys) - margin_m
+    return _Wall(zone, margin_m, low, (max(xs) + margin_m, max(ys) + margin_m))
+
+
 def _around(start: Point, to: Point, zones: Sequence[ClosedZone]) -> list[Point] | None:
-    avoided: list[ClosedZone] = []
+    """Takes one zone after the other into account, as they turn out to be in the way."""
+    left = {zone: _wall(zone, start, to) for zone in zones}
+    corners: list[Point] = []
+    walls: list[_Wall] = []
     way: list[Point] | None = [to]
     for _ in range(ROUNDS_MAX):
-        in_the_way = [zone for zone in zones if zone not in avoided and _meets(zone, start, way)]
-        if way is None or not in_the_way:
+        points = [start, *(way or [])]
+        met = [zone for zone, wall in left.items() if any(wall.is_between(a, b) for a, b in pairwise(points))]
+        if way is None or not met:
             return way
-        avoided = [*avoided, *in_the_way][:AROUND_MAX]
-        corners = [corner for zone in avoided for corner in octagon(zone.corners, WIDE_M)]
-        free = [corner for corner in corners if all(is_outside(zone, *corner, KEEP_M) for zone in avoided)]
-        way = shortest(start, to, free, partial(_seen, tuple(avoided)))
+        for zone in met[: AROUND_MAX - len(walls)]:
+            walls.append(left.pop(zone))
+            corners += octagon(zone.corners, WIDE_M)
+        free = [one for one in corners if not any(wall.is_between(one, one) for wall in walls)]
+        way = shortest(start, to, free, partial(_seen, tuple(walls)))
     return None
 
 
-def _meets(zone: ClosedZone, start: Point, way: list[Point] | None) -> bool:
-    points = [start, *(way or [])]
-    return any(crosses(zone, *points[i], *points[i + 1], KEEP_M) for i in range(len(points) - 1))
-
-
-def _seen(zones: Sequence[ClosedZone], place: Point, points: Sequence[Point]) -> list[bool]:
-    return [not any(crosses(zone, *place, *point, KEEP_M) for zone in zones) for point in points]
+def _seen(walls: Sequence[_Wall], place: Point, points: Sequence[Point]) -> list[bool]:
+    return [not any(wall.is_between(place, point) for wall in walls) for point in points]
 
 
 def octagon(corners: Sequence[Point], wide_m: float) -> list[Point]:

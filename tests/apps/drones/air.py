@@ -111,30 +111,36 @@ class Flyer:
                 self.steer = (self.steer[0], self.steer[1], HOLD_M)
             return
         own = self.track(t)
+        if self.phase == "vertical":
+            self.phase, self.until = "announce", t + CLEAR_S
+            self.steer = (self.steer[0], self.steer[1], self.z)
+            return
         if self.phase == "announce":
             self.until = t + ANNOUNCE_S
             own = steady(own)
             if all(give_way_s(self.name, own, name, track, t) is None for name, track in others):
                 return
         level = free_level(self.name, own, others, t)
-        stands = math.hypot(self.vx, self.vy) < 1
-        if self.phase == "vertical":
-            self.phase, self.until = "announce", t + CLEAR_S
-            self.steer = (self.steer[0], self.steer[1], self.z)
-        elif level is not None and (level != self.level or not stands):
-            self.level = level
+        speed = math.hypot(self.vx, self.vy)
+        stands = speed < 1
+        keeps_z = self.z if self.phase == "announce" else self.level
+        if level is not None and (abs(level - keeps_z) > 3 or not stands):
+            if self.phase == "fly":
+                self.level = level
             self.steer = (self.steer[0], self.steer[1], level)
             return
-        else:
-            self.hold_until = t + CLEAR_S
-            brake = math.hypot(self.vx, self.vy) / (2 * PULL_M_S2)
-            self.steer = (self.x + self.vx * brake, self.y + self.vy * brake, self.z)
-        if stands and level is None and self.phase != "vertical":
-            away = aside(self.name, own, others, t)
-            if away is not None:
-                self.asides += 1
-                self.phase, self.hold_until = ("fly", t + CLEAR_S) if self.phase != "fly" else (self.phase, t + CLEAR_S)
-                self.steer = (*away, self.z)
+        away = aside(self.name, own, others, t) if stands and level is None else None
+        if away is None and t < self.hold_until:
+            self.hold_until = t + CLEAR_S  # it holds, or is on its way aside: that goes on
+            return
+        self.hold_until = t + CLEAR_S
+        brake = speed / (2 * PULL_M_S2) / max(speed, 0.1)
+        x, y = away or (self.x + self.vx * speed * brake, self.y + self.vy * speed * brake)
+        self.steer = (x, y, keeps_z)
+        if away is not None:
+            self.asides += 1
+            if self.phase == "announce" and self.to_z == 0.0:
+                self.phase, self.level = "fly", keeps_z  # it has to come back to its column before it goes down
 
 
 def place(cell: tuple[int, int]) -> tuple[float, float]:

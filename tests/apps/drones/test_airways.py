@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 from msgspec.structs import replace
 
 from apps.drones.airways import (
+    HOLD_S,
     HORIZON_S,
     NEAR_HEIGHT_M,
     NEAR_M,
@@ -168,13 +169,15 @@ def test_a_free_level_is_free(own: Track, others: list[Track]) -> None:
     own = replace(own, z=max(own.z, 45.0), vz=0.0, to_z=-1.0)
     named = tuple((f"d{i}", one) for i, one in enumerate(others))
     level = free_level("own", own, named, 100)
-    if level is not None:
-        x, y, _ = at(own, 100)
-        there = replace(own, t=100.0, x=x, y=y, z=level)
-        for other in others:
-            height = at(other, 100)[2]
-            if abs(height - own.z) >= NEAR_HEIGHT_M and abs(other.vz) < 1 and other.to_z < 0:
-                assert conflict_s(there, other, 100) is None
+    if level is None:
+        return
+    x, y, _ = at(own, 100)
+    there = replace(own, t=100.0, x=x, y=y, z=level)
+    for other in others:
+        height = at(other, 100)[2]
+        if abs(height - own.z) >= NEAR_HEIGHT_M and abs(other.vz) < 1 and other.to_z < 0:
+            soon = conflict_s(there, other, 100)
+            assert soon is None or soon > HOLD_S
 
 
 def test_a_level_is_left_away_from_the_other_one() -> None:
@@ -182,8 +185,12 @@ def test_a_level_is_left_away_from_the_other_one() -> None:
     assert free_level("own", own, (("o", other),), 100) in (45, 65)
     above = track(80, 0, 65, vx=15)
     assert free_level("own", own, (("o", other), ("p", above)), 100) == 45
-    everywhere = tuple((f"d{level}", track(200, 0, level)) for level in LEVELS_M)
-    assert free_level("own", own, everywhere, 100) is None
+    everywhere = tuple((f"d{level}", track(300, 0, level)) for level in LEVELS_M)
+    assert free_level("own", own, everywhere, 100) is None, "it holds"
+    late = tuple((f"d{level}", track(300, 0, level)) for level in LEVELS_M if level != 75)
+    assert free_level("own", own, late, 100) == 75
+    soon = (("o", track(120, 0, 55, vx=-15)), *((f"d{z}", track(500, 0, z)) for z in LEVELS_M if z != 55))
+    assert free_level("own", own, soon, 100) == 45, "it is too late to hold, and there it is free for a while"
 
 
 def test_a_drone_that_hovers_goes_aside() -> None:
