@@ -1,9 +1,9 @@
 """A collection of garbage in a process of its own, killed with SIGKILL while it deletes, again and again."""
 
 import asyncio
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from stigmergy.agents.messages import Blob
@@ -12,14 +12,36 @@ from stigmergy.store.blobs import MANIFESTS, PIECES, Blobs, BlobSettings
 from stigmergy.store.folder import open_store
 from stigmergy.store.port import Objects
 
-KEPT, LOST, KILLS = 5, 60, 2
+KEPT, LOST = 5, 60
+KILLED_AT = (2, 12)
+"""A collection is killed when it has begun so many deletions, or in one of the next ones."""
+STEPS = 15
 WITHIN_S = 240.0
 CHILD = """
-import asyncio, sys
+import asyncio, os, random, signal, sys, threading, time
 from pathlib import Path
 from stigmergy.base.system import SystemClock
+from stigmergy.store import garbage
 from stigmergy.store.garbage import collect, tell_references
-from tests.store.test_garbage_killed import KEPT, opened
+from tests.store.test_garbage_killed import KEPT, STEPS, opened
+
+delete, begun, killed_at = garbage._delete_old, 0, int(sys.argv[3])
+
+def end(pause_s):
+    time.sleep(pause_s)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def count_and_delete(*arguments):
+    global begun
+    begun += 1
+    if begun == killed_at:
+        threading.Thread(target=end, args=(random.uniform(0, 0.003),), daemon=True).start()
+    elif begun == killed_at + STEPS:
+        end(0)  # at the latest: some must be left
+    return await delete(*arguments)
+
+if killed_at:
+    garbage._delete_old = count_and_delete
 
 async def main():
     objects, blobs = await opened(Path(sys.argv[1]), 2.0)
@@ -46,9 +68,11 @@ async def opened(folder: Path, grace_s: float) -> tuple[Objects, Blobs]:
     return objects, Blobs("here", opening, opening, SystemClock(), SystemThreads(), settings)
 
 
-def collecting(folder: Path, kept: list[Blob]) -> "subprocess.Popen[bytes]":
+def collecting(folder: Path, kept: list[Blob], *, killed_at: int = 0) -> "subprocess.Popen[bytes]":
+    """A collection. It is killed a moment after it has begun so many deletions; who looks from outside may be late."""
     names = ",".join(blob.hex for blob in kept)
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(folder), names], cwd=Path(__file__).parents[2])
+    command = [sys.executable, "-c", CHILD, str(folder), names, str(killed_at)]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[2])
 
 
 async def test_killed_while_it_deletes_it_loses_nothing_that_is_referred_to(tmp_path: Path) -> None:
@@ -56,22 +80,14 @@ async def test_killed_while_it_deletes_it_loses_nothing_that_is_referred_to(tmp_
     kept = [await blobs.put(b"kept %d" % number) for number in range(KEPT)]
     for number in range(LOST):
         await blobs.put(b"lost %d" % number)
-    left, in_the_middle = KEPT + LOST, 0
-    for _ in range(KILLS):
-        child = collecting(tmp_path, kept)
-        deadline = time.monotonic() + WITHIN_S
-        while child.poll() is None and len(await objects.names(MANIFESTS)) == left:
-            assert time.monotonic() < deadline, "nothing is deleted"
-            await asyncio.sleep(0.001)
-        child.kill()
-        child.wait()
+    left = KEPT + LOST
+    for killed_at in KILLED_AT:
+        child = collecting(tmp_path, kept, killed_at=killed_at)
+        assert await asyncio.to_thread(child.wait, WITHIN_S) == -signal.SIGKILL
         now_left = len(await objects.names(MANIFESTS))
-        in_the_middle += KEPT < now_left < left
+        assert KEPT < now_left < left, "it was killed while it deleted"
         left = now_left
         assert [await blobs.fetch(blob) for blob in kept] == [b"kept %d" % number for number in range(KEPT)]
-        if left == KEPT:
-            break
-    assert in_the_middle, "it was killed while it deleted"
     child = collecting(tmp_path, kept)
     assert await asyncio.to_thread(child.wait, WITHIN_S) == 0
     assert len(await objects.names(MANIFESTS)) == len(await objects.names(PIECES)) == KEPT
