@@ -259,12 +259,14 @@ Traffic = tuple[tuple[str, Track], ...]
 def free_level(name: str, own: Track, others: Traffic, now_t: float) -> float | None:
     """The nearest level where nothing heard comes too near, nor on the way there. None: hold.
 
-    If it is too late to hold, a level will do where it is free for a while.
+    If it is too late to hold, a level will do where it is free for a while. Of two levels the lower name takes the
+    lower: if both give way, because tracks were late, they do not meet again.
     """
     x, y, z = at(own, now_t)
     here = replace(own, t=now_t, x=x, y=y, z=z, vz=0.0, to_z=-1.0)
     near = [level for level in LEVELS_M if abs(level - z) <= LEVELS_AWAY_M]
-    near.sort(key=lambda level: (abs(level - z), level))
+    up = name > _rival(here, others, now_t)
+    near.sort(key=lambda level: (abs(level - z), -level if up else level))
     best, best_s = None, HOLD_S
     for level in near:
         soon = free_s(name, here, others, now_t, level)
@@ -275,6 +277,12 @@ def free_level(name: str, own: Track, others: Traffic, now_t: float) -> float | 
     if best is None or free_s(name, here, others, now_t, z) > HOLD_S:
         return None
     return best
+
+
+def _rival(own: Track, others: Traffic, now_t: float) -> str:
+    """The one that comes too near first."""
+    first = [(soon, name) for name, track in others if (soon := conflict_s(own, track, now_t)) is not None]
+    return min(first, default=(0.0, ""))[1]
 
 
 def free_s(name: str, own: Track, others: Traffic, now_t: float, level: float) -> float:

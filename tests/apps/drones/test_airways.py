@@ -190,7 +190,8 @@ def test_a_level_is_left_away_from_the_other_one() -> None:
     late = tuple((f"d{level}", track(300, 0, level)) for level in LEVELS_M if level != 75)
     assert free_level("own", own, late, 100) == 75
     soon = (("o", track(120, 0, 55, vx=-15)), *((f"d{z}", track(500, 0, z)) for z in LEVELS_M if z != 55))
-    assert free_level("own", own, soon, 100) == 45, "it is too late to hold, and there it is free for a while"
+    assert free_level("own", own, soon, 100) == 65, "it is too late to hold, and there it is free for a while"
+    assert free_level("a", own, soon, 100) == 45, "the lower name goes down, if both do something"
 
 
 def test_a_drone_that_hovers_goes_aside() -> None:
