@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -50,7 +52,7 @@ from apps.drones.messages import (
     Site,
     TakeJob,
 )
-from stigmergy import Done, Effect, Event, Failed, Tell, Woken
+from stigmergy import Command, Done, Effect, Event, Failed, Tell, Woken
 from stigmergy.testing import Scenario, given
 
 AREA = Area(columns=4, rows=4, zone_m=3000.0, regions=2)
@@ -402,8 +404,193 @@ def test_a_closing_job_waits_for_its_box_as_well() -> None:
     job.later(seconds=2).then(box(2)).when(Done(box(2))).state(status="cancelled")
 
 
+def test_a_job_that_closes_waits_for_the_last_token_and_not_for_an_earlier_one() -> None:
+    """The first drone may still bring it under token 1 while the box has not heard of 2."""
+    job = flying().when(DroneSilent(D1, NAME, 1, 990.0)).when(CancelJob("no"))
+    job.then(JobClosing("cancelled", "no", 3), box(3)).state(status="closing")
+    job.when(Done(box(2)), Failed(box(2), reason="no answer")).then_nothing()
+    job.when(Done(box(3))).then(JobEndedFor("cancelled", "no", "arming")).state(status="cancelled")
+
+
 def test_no_timer_of_an_earlier_time_harms() -> None:
     job = again(flying().when(JobReturned(1, D1, "no")), D2)
     job.when(Woken[TooLong](name="TooLong")).then_nothing().state(status="assigned")
     job.when(Woken[OpenAgain](name="OpenAgain")).then_nothing()
     is_open().when(Woken[NoAnswer](name="NoAnswer"), Woken[OpenAgain](name="OpenAgain")).then_nothing()
+
+
+# ------------------------------------------------------------------ whatever happens
+
+
+class Courier:
+    """A drone in the world around a job: what it has been told, and what it says, in that order."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.token = 0
+        self.stage = ""
+        self.is_dead = False
+        self.said: list[Event] = []
+
+
+class Around:
+    """A job and the world around it, where everything may come late, in any order, or not at all.
+
+    What one party says to another stays in order; nothing else does. The box is the truth.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.job = placed()
+        self.drones = [Courier(f"{ZONE}-{number:03d}") for number in range(1, 5)]
+        self.told: list[tuple[Courier, TakeJob | RevokeJob]] = []
+        self.arming: list[ArmBox] = []
+        self.armed = 0
+        self.full = ""
+        self.given: Counter[int] = Counter()
+        self.ends: list[str] = []
+        self.desk = 1
+        self._look()
+
+    def when(self, message: Command | Event) -> None:
+        self.job.when(message)
+        self._look()
+
+    def pass_time(self, seconds: float) -> None:
+        self.job.later(seconds=seconds)
+        self._look()
+
+    def _look(self) -> None:
+        """Takes up what the job has decided and told."""
+        for one in self.job.happened:
+            match one:
+                case ArmBox():
+                    self.arming.append(one)
+                case JobAssigned(token=token):
+                    self.given[token] += 1
+                case JobEndedFor(how=how):
+                    self.ends.append(how)
+                case Tell(to=to, message=(TakeJob() | RevokeJob()) as message):
+                    drone = next(drone for drone in self.drones if to == f"Drone/{drone.name}")
+                    self.told.append((drone, message))
+                    assert isinstance(message, RevokeJob) or message.token <= self.armed, "the box does not know it yet"
+                case _:
+                    pass
+
+    def step(self) -> None:
+        often = (self.hear, self.fly, self.fly, self.speak, self.arm)
+        self.draw.choice((*often, *often, self.assign, self.kill, self.call_silent, self.cancel, self.wait))()
+
+    def assign(self) -> None:
+        """By any dispatcher, with what it believes: mostly right."""
+        known = self.job.agent
+        self.desk += self.draw.random() < 0.1
+        token = known.token - (self.draw.random() < 0.2)
+        desk = self.desk - (self.draw.random() < 0.1)
+        self.when(assign(self.draw.choice(self.drones).name, desk, token, known.zone or ZONE))
+
+    def hear(self) -> None:
+        """A drone hears what it was told first."""
+        drone = self.draw.choice(self.drones)
+        mine = next((one for one in self.told if one[0] is drone), None)
+        if mine is None or drone.is_dead:
+            return
+        self.told.remove(mine)
+        message = mine[1]
+        if isinstance(message, RevokeJob):
+            if message.token == drone.token and drone.stage in ("taken", "picked"):
+                drone.said.append(JobReturned(drone.token, drone.name, "revoked"))
+                drone.stage = ""
+        elif drone.stage or self.draw.random() < 0.3:
+            drone.said.append(JobReturned(message.token, drone.name, "not today"))
+        else:
+            drone.token, drone.stage = message.token, "taken"
+            drone.said.append(JobAccepted(message.token, drone.name))
+
+    def fly(self) -> None:
+        drone = self.draw.choice(self.drones)
+        if drone.is_dead or not drone.stage:
+            return
+        if self.draw.random() < 0.1:
+            drone.said.append(JobReturned(drone.token, drone.name, "low battery"))
+            drone.stage = ""
+        elif drone.stage == "taken":
+            drone.said.append(JobPicked(drone.token, drone.name))
+            drone.stage = "picked"
+        else:
+            if self.full:
+                drone.said.append(JobReturned(drone.token, drone.name, f"the box: {BOX_FULL}"))
+            elif drone.token != self.armed:
+                drone.said.append(JobReturned(drone.token, drone.name, "the box: another token"))
+            else:
+                self.full = drone.name
+                drone.said.append(JobDelivered(drone.token, drone.name))
+            drone.stage = ""
+
+    def speak(self) -> None:
+        """The job hears what a drone said first; of a dead one too, for it was on its way."""
+        drone = self.draw.choice(self.drones)
+        if drone.said:
+            self.when(drone.said.pop(0))
+
+    def arm(self) -> None:
+        if not self.arming:
+            return
+        order = self.arming.pop(0)
+        if self.full:
+            self.when(Failed(order, reason=f"refused: {BOX_FULL}"))
+        elif self.draw.random() < 0.3:
+            self.when(Failed(order, reason="no answer"))
+        else:
+            self.armed = max(self.armed, order.token)
+            self.when(Done(order))
+
+    def kill(self) -> None:
+        """With what it has not said yet; a new one takes its place."""
+        if self.draw.random() < 0.2:
+            drone = self.draw.choice(self.drones)
+            if self.draw.random() < 0.5:
+                drone.said.clear()
+            drone.is_dead, drone.stage = True, ""
+            self.drones.append(Courier(f"{ZONE}-{len(self.drones) + 1:03d}"))
+
+    def call_silent(self) -> None:
+        """Rightly or not."""
+        known = self.job.agent
+        if known.drone and self.draw.random() < 0.3:
+            token = known.token - (self.draw.random() < 0.3)
+            self.when(DroneSilent(known.drone, NAME, token, START))
+
+    def cancel(self) -> None:
+        if self.draw.random() < 0.03:
+            self.when(CancelJob())
+
+    def wait(self) -> None:
+        self.pass_time(self.draw.choice((1.0, 5.0, 20.0, 20.0, 300.0)))
+
+    def finish(self) -> None:
+        """No more drones come; the box answers. Then the job has to end by itself."""
+        for drone in self.drones:
+            drone.is_dead = True
+            while drone.said:
+                self.when(drone.said.pop(0))
+        for _ in range(200):
+            while self.arming:
+                self.arm()
+            if self.ends:
+                return
+            self.pass_time(60.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_a_job_is_given_away_once_and_ends_once_as_its_box_says(seed: int) -> None:
+    around = Around(seed)
+    for _ in range(150):
+        around.step()
+        if around.ends and around.draw.random() < 0.1:
+            break
+    around.finish()
+    assert max(around.given.values(), default=1) == 1
+    assert len(around.ends) == 1, "it is stuck" if not around.ends else around.ends
+    assert (around.ends == ["delivered"]) == bool(around.full)
+    assert around.job.agent.status == around.ends[0]
