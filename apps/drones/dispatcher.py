@@ -394,8 +394,8 @@ class Dispatcher(Agent):
 
     def _plan(self) -> None:
         """Finds out when the next round is due. Only for @evolve handlers: it changes the state."""
-        if self.solving:
-            return
+        if self.solving or self.now < self.next_s <= max(self.now + SOON_S, self.round_s + ROUND_S):
+            return  # it cannot be due earlier
         due_s = self._due_s()
         if due_s and not self.now < self.next_s <= due_s:
             self.next_s, self.planned_s = due_s, self.now
