@@ -65,6 +65,9 @@ def test_what_two_nodes_share_is_found() -> None:
     assert one.shared_with(Assignment(("Cart/c*",))) == ["Cart/c01", "Cart/c1*"]
     assert one.shared_with(Assignment(("Cart/c2*",))) == []
     assert one.shared_with(Assignment()) == [], "a drone and its gateway"
+    west = Assignment(("Sector/*@r1", "Drone/a*z"))
+    assert west.shared_with(Assignment(("Sector/*@r2", "Drone/ab*"))) == ["Drone/a*z"], "abz fits both"
+    assert west.shared_with(Assignment(("Sector/s*r1",))) == ["Sector/*@r1"]
 
 
 @given(st.text("ab*", min_size=1, max_size=6), st.text("ab", min_size=1, max_size=6))

@@ -118,8 +118,8 @@ class Assignment:
         return [entry.partition("/")[2] for entry in self._names if entry.startswith(f"{kind}/")]
 
     def shared_with(self, other: Assignment) -> list[str]:
-        """Entries of ours that the other one runs as well, or that have entries of the other's in them. Two patterns
-        are compared up to their first `*`."""
+        """Entries of ours that the other one runs as well, or that have entries of the other's in them; of two patterns
+        those that a name can fit both of."""
         found: list[str] = []
         for entry in self.agents:
             if ANY not in entry:
@@ -163,6 +163,9 @@ def _compiled(entry: str) -> re.Pattern[str]:
 
 
 def _may_meet(one: str, other: str) -> bool:
-    """Whether the texts before the first `*` go together."""
-    one, other = one.partition(ANY)[0], other.partition(ANY)[0]
-    return one.startswith(other) or other.startswith(one)
+    """Whether a name can fit both patterns: exactly if their beginnings fit each other, and their ends do. What is
+    between two `*` can always be put in, in any order."""
+    (begin, _, rest), (other_begin, _, other_rest) = one.partition(ANY), other.partition(ANY)
+    end, other_end = rest.rpartition(ANY)[2], other_rest.rpartition(ANY)[2]
+    begins = begin.startswith(other_begin) or other_begin.startswith(begin)
+    return begins and (end.endswith(other_end) or other_end.endswith(end))
