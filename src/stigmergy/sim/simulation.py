@@ -442,17 +442,19 @@ def _told_pairs(fleet: SimFleet) -> Iterator[ToldPair]:
             owing = machine.logbook.states[shard].outbox.owed()
             still = [read_told(pending.body) for pending in owing if pending.sink.startswith(REMOTE_SINKS)]
             for to, bodies in told.items():
-                receiver = fleet.machines.get(fleet.home.get(to, ""))
+                receiver = fleet.machines.get(fleet.home_of(to) or "")
                 if receiver is None or receiver.past:
                     continue
                 plan = receiver.fleet.plans[to.partition("/")[0]]
                 kept = [body for body in bodies if _is_kept(plan, tag_of(body))]
+                # What the receiver decided because of a tell has the same source: only what was told counts.
+                tags = {tag_of(body) for body in kept}
                 source = bus_source(f"tells {machine.fleet.name}/{SITE}/{machine.name}/{shard} {to}")
                 yield ToldPair(
                     f"{machine.name}/{shard}",
                     to,
                     kept,
-                    [body for body in taken.get((source, to), []) if _is_kept(plan, tag_of(body))],
+                    [body for body in taken.get((source, to), []) if tag_of(body) in tags],
                     given_up.get((f"{machine.name}/{shard}", to), []),
                     [one.message for one in still if one.to == to],
                 )

@@ -306,7 +306,7 @@ class World:
         """How many tells are kept for agents that no machine runs: nobody will ever take them."""
         owed = (pending for shard in live.host.shards for pending in shard.state.outbox.owed())
         told = (read_told(pending.body).to for pending in owed if pending.sink.startswith(REMOTE_SINKS))
-        return sum(to not in self._fleet.home for to in told)
+        return sum(self._fleet.home_of(to) is None for to in told)
 
     # ------------------------------------------------------------------ for the caller
 
@@ -372,7 +372,7 @@ class World:
         return bool(self._fleet.services.shares and self._fleet.apart())
 
     def _machine(self, address: str) -> Machine:
-        home = self._fleet.home.get(address)
+        home = self._fleet.home_of(address)
         if home is None:
             some = ", ".join(self.agents[:3])
             raise UnknownKind(f"{address!r} is no agent of this run; there are {len(self.agents)}: {some} …")
