@@ -65,6 +65,7 @@ leg = Workflow(
         again_from=AskWay,
         on=RouteBlocked,
         tries=ROUTES_MAX,
+        retry_s=0.0,  # a drone that has given up refuses each further try at once
         within_s=LEG_S_MAX,
         fails=FlightAborted,
     ),

@@ -1,6 +1,6 @@
 """A drone: it decides on board, on what its own sensors and its sector tell it.
 
-It sees the world through `Fix`, twice a second, and acts through a few orders to its flight controller: fly there, land,
+It sees the world through `Fix`, twice a second, and acts through a few orders to its flight controller: fly, land,
 take and leave a parcel. Everything else is decided here and kept: which jobs it refuses, how it flies the steps of a
 delivery, when it gives way, when it turns round, where it charges.
 

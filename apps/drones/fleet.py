@@ -52,7 +52,13 @@ WORLD, FOLDER = "DRONES_WORLD", "DRONES_FOLDER"
 """In the environment: the address of the world, and the folder with the plan of the run."""
 _ZONE = re.compile(r"r\d+-\d{4}")
 SETTINGS = msgspec.convert(
-    {"tells": {"kept_all_max": 100_000}, "effects_in_flight_max": 4096, "bus": {"in_flight_max": 1024}}, Settings
+    {
+        "tells": {"kept_all_max": 100_000},
+        "effects_in_flight_max": 4096,
+        "bus": {"in_flight_max": 1024},
+        "write_within_s": 30.0,
+    },
+    Settings,
 )
 """Thousands of drones of one node tell their dispatchers that they are ready, at the same moment."""
 
@@ -181,11 +187,11 @@ def _fit_workers(fleet: Fleet) -> None:
         return await matching.match(order)
 
     @fleet.worker(PlanRoute, within_s=5.0)
-    async def plan(order: Order[PlanRoute]) -> RoutePlanned:
-        """The ground has the better planner; a drone plans itself if the ground does not answer."""
+    def plan(order: Order[PlanRoute]) -> RoutePlanned:
+        """The ground has the better planner; a drone plans itself if the ground does not answer. On a thread."""
         if order.agent.startswith("Place/gateway"):
-            return await routing.plan(order)
-        return await routing.plan_on_board(order)
+            return routing.plan_now(order.effect)
+        return routing.plan_on_board(order.effect)
 
 
 def _fit_sensors(fleet: Fleet, controllers: Controllers, drone: type[Drone]) -> None:

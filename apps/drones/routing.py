@@ -9,13 +9,12 @@ Zones count whatever the level: which one a drone flies at is decided when it se
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from math import cos, dist, pi, sin
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
@@ -23,9 +22,6 @@ from apps.drones.airways import ZONE_HEIGHT_M, closes_on_way, crosses, is_outsid
 from apps.drones.area import LEVELS_M, Point
 from apps.drones.messages import ClosedZone, PlanRoute, RoutePlanned, Site
 from stigmergy import DeviceRefused
-
-if TYPE_CHECKING:
-    from stigmergy import Order
 
 KEEP_M = 25.0
 """So near to a closed zone a way is blocked."""
@@ -156,9 +152,8 @@ def octagon(corners: Sequence[Point], wide_m: float) -> list[Point]:
     return found
 
 
-async def plan_on_board(order: Order[PlanRoute]) -> RoutePlanned:
+def plan_on_board(work: PlanRoute) -> RoutePlanned:
     """What a drone does without the ground."""
-    work = order.effect
     refuse_closed(work)
     points = way_around(work.start, work.to, work.zones)
     return RoutePlanned(points, by="direct" if len(points) == 1 else "on board")
@@ -172,11 +167,6 @@ def refuse_closed(work: PlanRoute) -> None:
 
 
 # ------------------------------------------------------------------ on the ground
-
-
-async def plan(order: Order[PlanRoute]) -> RoutePlanned:
-    """The ground's planner."""
-    return await asyncio.to_thread(plan_now, order.effect)
 
 
 def plan_now(work: PlanRoute) -> RoutePlanned:

@@ -13,8 +13,8 @@ from hypothesis import strategies as some
 
 from apps.drones.airways import area_m2, blocked_by, is_outside, is_simple
 from apps.drones.messages import ClosedZone, PlanRoute, RoutePlanned, Site
-from apps.drones.routing import KEEP_M, detour, octagon, plan, plan_now, plan_on_board
-from stigmergy import DeviceRefused, Order
+from apps.drones.routing import KEEP_M, detour, octagon, plan_now, plan_on_board
+from stigmergy import DeviceRefused
 
 
 def zone(*corners: tuple[float, float], name: str = "Z", **more: Any) -> ClosedZone:
@@ -32,10 +32,6 @@ WALL = square(1000, 0, 200)
 
 def work(*zones: ClosedZone, start: Site = START, to: Site = TO) -> PlanRoute:
     return PlanRoute("r1-0101-001", start, to, zones)
-
-
-def order(effect: PlanRoute) -> Order[PlanRoute]:
-    return Order(effect=effect, agent="Place/gateway", key="k", token=0, sequence=0)
 
 
 def length(start: Site, planned: tuple[Site, ...]) -> float:
@@ -85,21 +81,21 @@ def test_from_inside_it_leaves_first() -> None:
         assert points[-1] == TO
 
 
-async def test_a_closed_destination_is_refused() -> None:
+def test_a_closed_destination_is_refused() -> None:
     closed = work(WALL, to=Site(1000.0, 210.0))
     with pytest.raises(DeviceRefused, match="Z is closed"):
-        await plan(order(closed))
+        plan_now(closed)
     with pytest.raises(DeviceRefused, match="Z is closed"):
-        await plan_on_board(order(closed))
+        plan_on_board(closed)
     ring = [zone((0, 0), (900, 0), (900, 900), (0, 900), name="a"), zone((950, 0), (1800, 0), (1800, 900), (950, 900))]
     with pytest.raises(DeviceRefused):
-        await plan(order(work(*ring, start=Site(-500.0, 0.0), to=Site(925.0, 450.0))))
+        plan_now(work(*ring, start=Site(-500.0, 0.0), to=Site(925.0, 450.0)))
 
 
-async def test_both_planners_answer_an_order() -> None:
-    assert (await plan(order(work(WALL)))).by == "ground"
-    assert (await plan_on_board(order(work(WALL)))).by == "on board"
-    assert await plan_on_board(order(work())) == RoutePlanned((TO,), by="direct")
+def test_both_planners_say_which_one_it_was() -> None:
+    assert plan_now(work(WALL)).by == "ground"
+    assert plan_on_board(work(WALL)).by == "on board"
+    assert plan_on_board(work()) == RoutePlanned((TO,), by="direct")
 
 
 def test_an_octagon_is_around_its_polygon() -> None:

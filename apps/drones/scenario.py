@@ -1,0 +1,241 @@
+"""A small swarm in the simulator: `stigmergy sim drones` breaks everything around it and looks at what really happens.
+
+Two zones, one in each of two regions, with three drones each; two dispatchers for each zone; jobs within a zone and
+across the border. Nodes crash, lose power and disks, are cut off from each other; drones lose motors and radios. The
+world is not broken: it is the witness. What must hold is judged by where drones and parcels are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from typing import Any
+
+from msgspec import structs
+
+from apps.drones.area import SEPARATION_HEIGHT_M, SEPARATION_M, Area, cell_of, centre_of, is_reserved, stand_of
+from apps.drones.dispatcher import Dispatcher
+from apps.drones.drone import PARKED, Drone
+from apps.drones.fleet import make_fleet
+from apps.drones.job import ENDED, Job
+from apps.drones.messages import ArmBox, ClosedZone, Commission, Fix, OpenDesk, PlaceJob, Site
+from apps.drones.world import World
+from stigmergy import Action, Unreachable
+from stigmergy.sim import ALL, simulate
+from stigmergy.sim import World as Simulated
+
+AREA = Area(columns=2, rows=1, zone_m=840.0, regions=2, stands=3)
+DRONES_PER_ZONE = 3
+JOBS = 5
+FOR_S, HEAL_S = 60.0, 1500.0
+DONE_S = 1400.0
+"""So soon after the heal every job has ended."""
+STEP_S = 0.2
+FAILING = 0.15
+"""The chance of each drone to lose its motors, or its radio for a while, during the run."""
+LEAVE_S = 45.0
+"""So soon after a zone was closed nobody is in it any more, with all links up."""
+START_T = 1_000.0
+
+
+class Worlds:
+    """The worlds of all simulations in this process, each found by its event loop."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, World] = {}
+
+    def begin(self, world: World) -> None:
+        """A simulation has this world. Those of simulations that are over go."""
+        self._by_loop = {loop: kept for loop, kept in self._by_loop.items() if not loop.is_closed()}
+        self._by_loop[asyncio.get_running_loop()] = world
+
+    def _world(self) -> World:
+        world = self._by_loop.get(asyncio.get_running_loop())
+        if world is None:
+            raise Unreachable("the world has not begun")
+        return world
+
+    def fix(self, drone: str) -> Fix | None:
+        """As `Controllers` has it."""
+        world = self._by_loop.get(asyncio.get_running_loop())
+        return None if world is None else world.fix(drone)
+
+    def now_t(self) -> float:
+        """As `Controllers` has it."""
+        return self._world().now_t()
+
+    async def order(self, drone: str, action: Action, key: str, token: int) -> None:
+        """As `Controllers` has it."""
+        await self._world().order(drone, action, key, token)
+
+    async def arm_box(self, action: ArmBox, key: str) -> None:
+        """As `Controllers` has it."""
+        await self._world().arm_box(action, key)
+
+
+worlds = Worlds()
+fleet = make_fleet(worlds, sensors=True)
+
+ZONES = AREA.zones()
+NAMES = [f"{zone}-{number:03d}" for zone in ZONES for number in range(DRONES_PER_ZONE)]
+NODES = {
+    "ground": ["Job/*", "Airspace/*", "Place/gateway*"],
+    "dispatch-a": ["Dispatcher/*.a"],
+    "dispatch-b": ["Dispatcher/*.b"],
+    "r1": ["Drone/r1-*", "Sector/*@r1", "Delivery/r1-*", "Leg/r1-*"],
+    "r2": ["Drone/r2-*", "Sector/*@r2", "Delivery/r2-*", "Leg/r2-*"],
+}
+
+
+def addresses(jobs: int) -> list[str]:
+    """All agents that are there from the start, and so many jobs."""
+    sectors = [f"Sector/{zone}@{region}" for zone in ZONES for region in ("r1", "r2")]
+    dispatchers = [f"Dispatcher/{zone}.{desk}" for zone in ZONES for desk in "ab"]
+    placed = [f"Job/{ZONES[number % len(ZONES)]}.J{number}" for number in range(jobs)]
+    return [*(f"Drone/{name}" for name in NAMES), *sectors, *dispatchers, "Airspace/main", *placed]
+
+
+class Flight:
+    """One run: customers, what breaks in the air, and all that must hold."""
+
+    def __init__(self, simulated: Simulated) -> None:
+        self._simulated = simulated
+        self._world = World(AREA, NAMES, simulated.seed, START_T)
+        self._began_s = simulated.now_s
+        self._jobs = [address for address in simulated.agents if address.startswith("Job/")]
+        self._placed: list[str] = []
+        self._healed_s: float | None = None
+        self._closed: tuple[ClosedZone, float] | None = None
+        self._least_m = math.inf
+        self.findings: list[str] = []
+
+    async def run(self) -> None:
+        """Lets the world turn until every job has ended."""
+        simulated, world, chance = self._simulated, self._world, self._simulated.chance
+        worlds.begin(world)
+        due_s = sorted(chance.uniform(5.0, FOR_S) for _ in self._jobs)
+        breaks = sorted(
+            (chance.uniform(20.0, FOR_S + 60.0), name, chance.choice(("motor", "radio")))
+            for name in NAMES
+            if chance.random() < FAILING
+        )
+        while not self._is_over():
+            passed_s = simulated.now_s - self._began_s
+            self._put_into_service()
+            while due_s and due_s[0] <= passed_s:
+                due_s.pop(0)
+                self._place(self._jobs[len(self._placed)])
+            while breaks and breaks[0][0] <= passed_s:
+                _, name, kind = breaks.pop(0)
+                world.fail(name, kind, 30.0 if kind == "radio" else math.inf)
+            for _ in range(round(1.0 / STEP_S)):
+                await asyncio.sleep(STEP_S)
+                world.advance(START_T + simulated.now_s - self._began_s)
+                self._look()
+
+    def _put_into_service(self) -> None:
+        """What an operator does: drones and dispatchers whose log knows nothing are told again."""
+        known = {drone.id for drone in self._simulated.states(Drone) if drone.area is not None}
+        for name in NAMES:
+            if name not in known:
+                zone, _, number = name.rpartition("-")
+                home = Site(*stand_of(AREA, zone, int(number)))
+                self._simulated.ask(f"Drone/{name}", Commission(AREA, home, 2.5))
+        open_desks = {one.id for one in self._simulated.states(Dispatcher) if one.area is not None}
+        for address in self._simulated.agents:
+            kind, _, name = address.partition("/")
+            if kind == "Dispatcher" and name not in open_desks:
+                self._simulated.ask(address, OpenDesk(AREA))
+
+    def _place(self, address: str) -> None:
+        zone = address.partition("/")[2].partition(".")[0]
+        self._placed.append(address)
+        order = PlaceJob(self._site(zone), self._site(""), kg=1.0, area=AREA, deadline_s=900.0)
+        self._simulated.ask(address, order)
+
+    def _site(self, zone: str) -> Site:
+        """Where a customer lives: in this zone, or anywhere."""
+        chance = self._simulated.chance
+        while True:
+            x = chance.uniform(0.0, AREA.columns * AREA.zone_m)
+            y = chance.uniform(0.0, AREA.rows * AREA.zone_m)
+            if not is_reserved(AREA, x, y) and zone in ("", AREA.zone_at(x, y)):
+                return Site(*centre_of(x, y))
+
+    # ------------------------------------------------------------------ what must hold
+
+    def _look(self) -> None:
+        """Looks at where everybody really is."""
+        physics, now_t = self._world.physics, self._world.now_t()
+        places = [tuple(float(value) for value in physics.position[:, i]) for i in range(len(NAMES))]
+        flying = [i for i in range(len(NAMES)) if not physics.down[i] and not physics.failed[i]]
+        for n, i in enumerate(flying):
+            for j in flying[n + 1 :]:
+                (ax, ay, az), (bx, by, bz) = places[i], places[j]
+                if math.hypot(ax - bx, ay - by) < SEPARATION_M and abs(az - bz) < SEPARATION_HEIGHT_M:
+                    self.findings.append(f"{NAMES[i]} and {NAMES[j]} are too close at {now_t:.1f}")
+        down = Counter(cell_of(x, y) for i, (x, y, _) in enumerate(places) if physics.down[i] and not physics.failed[i])
+        self.findings += [f"{count} drones on cell {cell} at {now_t:.1f}" for cell, count in down.items() if count > 1]
+        self.findings += [
+            f"{fact.drone}'s battery is empty in the air" for fact in self._world.facts if fact.fact == "battery_empty"
+        ]
+
+    def nobody_too_close(self) -> bool:
+        """Separation, cells, batteries: at every moment, seen from outside."""
+        assert not self.findings, self.findings[0]
+        return True
+
+    def parcels_once(self) -> bool:
+        """The box of a job has one parcel at most, and a job that says so has one."""
+        drops = Counter(fact.job for fact in self._world.facts if fact.fact == "dropped")
+        assert all(count == 1 for count in drops.values()), drops
+        for job in self._simulated.states(Job):
+            assert job.status != "delivered" or drops[job.id], f"{job.id} says that it was delivered, and was not"
+        return True
+
+    def jobs_end(self) -> bool:
+        """After the heal every job ends; one whose log was lost is unknown."""
+        if self._healed_s is None:
+            self._healed_s = self._simulated.now_s
+        if self._simulated.replaced("ground"):
+            return True
+        ended = {job.id for job in self._simulated.states(Job) if job.status in ENDED}
+        return all(address.partition("/")[2] in ended for address in self._jobs)
+
+    def drones_are_down(self) -> bool:
+        """In the end everybody is on the ground."""
+        return all(drone.mode in PARKED for drone in self._simulated.states(Drone) if not self._is_lost(drone.id))
+
+    def _is_lost(self, name: str) -> bool:
+        return bool(self._world.physics.failed[NAMES.index(name)])
+
+    def _is_over(self) -> bool:
+        healed_s = self._healed_s
+        if healed_s is None:
+            return False
+        return (self.jobs_end() and self.drones_are_down()) or self._simulated.now_s > healed_s + DONE_S
+
+
+@simulate(
+    fleet,
+    agents=addresses(JOBS),
+    nodes=NODES,
+    seeds=200,
+    faults=ALL,
+    for_s=FOR_S,
+    heal_s=HEAL_S,
+    devices=True,
+)
+def fly(world: Simulated) -> None:
+    """A small swarm: nobody too close, every parcel once, every job to its end, whatever breaks."""
+    flight = Flight(world)
+    world.script(flight.run)
+    world.always(flight.nobody_too_close)
+    world.always(flight.parcels_once)
+    world.eventually(flight.jobs_end, within_s=DONE_S)
+    world.eventually(flight.drones_are_down, within_s=DONE_S)
+
+
+scenario: Any = structs.replace(vars(fly)["scenario"], names=addresses)
+"""What `stigmergy sim drones` runs; `--agents` is the number of jobs."""
