@@ -3,7 +3,8 @@
 Each size is one run of `python -m apps.drones`: a broker, a simulated world in real time, nodes in processes of their
 own, customers, and the checker afterwards. A run slows its world down when the machine cannot keep up, so
 `real_time_factor` says whether it could; processor time for each drone and second of the world says what a drone costs
-whatever else the machine does. Jobs are not waited for at the end: those under way are counted as such.
+whatever else the machine does. Jobs are not waited for at the end: those under way are counted as such. One run, of
+5,000 drones, has the samples of their airframes beside it, 400 a second of each: two million events a second.
 
 The figures of quality are those of `python -m apps.drones quality`: the application's assignment next to the nearest
 drone, on the same jobs, and next to the least that any assignment can reach. It needs what `make setup` installs.
@@ -34,6 +35,8 @@ NEEDS = ("numpy", "scipy", "shapely", "nats")
 TARGETS = (
     Target("real_time_factor", "of the largest swarm", 1.0, at_least=True),
     Target("violations", "of all swarms, by the checker", 0),
+    Target("telemetry_events_per_s", "samples of airframes, beside the drones", 2_000_000, at_least=True),
+    Target("telemetry_event_to_action_p50_ms", "from a sample to its action; the seed's case has 88 ms", 88),
     Target("quality_mean_ratio", "mean delivery time / that of the nearest drone", 1.0),
     Target("quality_static_solver_over_bound", "delivery times of one round / their lower bound", 1.05),
 )
@@ -49,12 +52,13 @@ class Sizes(Struct, frozen=True):
     drones: tuple[int, ...] = (100, 1_000, 3_000, 10_000)
     minutes: float = 3.0
     drain_s: float = 10.0
+    telemetry_drones: int = 5_000
     quality_drones: int = 200
     quality_minutes: float = 40.0
 
 
 FULL = Sizes()
-QUICK = Sizes(drones=(20,), minutes=0.2, drain_s=1.0, quality_drones=40, quality_minutes=5.0)
+QUICK = Sizes(drones=(20,), minutes=0.2, drain_s=1.0, quality_drones=40, quality_minutes=5.0, telemetry_drones=20)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,13 +76,16 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"bench swarm flies apps/drones, which needs {', '.join(missing)}: make setup installs it")
     sizes = QUICK if arguments.quick else FULL
     minutes = arguments.minutes or sizes.minutes
-    rows = []
+    found: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="stigmergy-bench-", dir=arguments.directory) as folder:
-        for drones in sorted(arguments.drones or sizes.drones):
+        swarms = sorted(set(arguments.drones or sizes.drones))
+        for drones in sorted({*swarms, sizes.telemetry_drones}):
             words = ["--drones", str(drones), "--minutes", str(minutes), "--drain", str(sizes.drain_s)]
             words += ["--seed", str(arguments.seed), "--keep", str(Path(folder) / str(drones))]
-            found = _ask(words, within_s=SETTLE_S + SLOWEST * (60 * minutes + sizes.drain_s))
-            rows.append(row_of(found))
+            words += ["--telemetry"] if drones == sizes.telemetry_drones else []
+            found[drones] = _ask(words, within_s=SETTLE_S + SLOWEST * (60 * minutes + sizes.drain_s))
+    rows = [row_of(found[drones]) for drones in swarms]
+    sampled = found[sizes.telemetry_drones]
     words = ["--drones", str(sizes.quality_drones), "--minutes", str(sizes.quality_minutes)]
     quality = _ask(["quality", *words, "--seed", str(arguments.seed)], within_s=SETTLE_S)
     loads = quality.pop("loads")
@@ -89,8 +96,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "real_time_factor": rows[-1]["real_time_factor"],
         "cpu_us_per_drone_s": rows[-1]["cpu_us_per_drone_s"],
         "cpu_growth": round(rows[-1]["cpu_us_per_drone_s"] / rows[0]["cpu_us_per_drone_s"], 2),
-        "violations": sum(row["violations"] for row in rows),
+        "violations": sum(one["violations"] for one in found.values()),
         "sizes": rows,
+        "telemetry_real_time_factor": sampled["real_time_factor"],
+        **{name: value for name, value in sampled.items() if name.startswith("telemetry_")},
         **{f"quality_{name}": value for name, value in quality.items()},
         "quality_loads": loads,
     }

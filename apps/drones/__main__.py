@@ -20,6 +20,7 @@ from apps.drones.cluster import ClusterSwarm
 from apps.drones.faults import FAULTS, all_of
 from apps.drones.plan import BUSY_SHARE, make_plan
 from apps.drones.run import Options, Swarm, Trouble
+from apps.drones.telemetry import RATE_HZ
 from stigmergy.testing.brokers import NoBroker
 
 
@@ -48,6 +49,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cluster", action="store_true", help="on three NATS servers and two workers, not on five nodes"
     )
+    parser.add_argument(
+        "--telemetry", type=float, nargs="?", const=RATE_HZ, default=0.0, metavar="HZ", help="sample the airframes too"
+    )
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(arguments)
 
@@ -62,6 +66,7 @@ async def fly(options: argparse.Namespace, folder: Path, console: Console) -> di
         journal=options.journal,
         serve=options.serve,
         faults=options.faults,
+        telemetry_hz=options.telemetry,
     )
     kind = ClusterSwarm if options.cluster else Swarm
     swarm = kind(plan, folder, settings, lambda text: console.print(text, highlight=False))
@@ -90,6 +95,9 @@ def main(arguments: list[str] | None = None) -> int:
     if words[:1] == ["quality"]:
         return quality.main(words[1:])
     options = parse(words)
+    if options.telemetry and options.cluster:
+        print("--telemetry needs rings, which workers of a cluster do not have: leave out --cluster", file=sys.stderr)
+        return 2
     console = Console(stderr=options.json)
     try:
         with contextlib.ExitStack() as stack:

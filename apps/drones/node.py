@@ -25,6 +25,7 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
+from apps.drones.airframe import Airframe, fit
 from apps.drones.airspace import Airspace
 from apps.drones.drone import Drone
 from apps.drones.fleet import TICK_S, Layers, make_fleet
@@ -32,6 +33,7 @@ from apps.drones.link import RemoteWorld
 from apps.drones.matching import load
 from apps.drones.messages import Ticked
 from apps.drones.plan import Plan, load_plan
+from apps.drones.telemetry import fed_node, listening
 from apps.drones.world import Frame, fix_of
 from stigmergy import Command, Event, Live, StigmergyError, pack_envelope
 from stigmergy.serve.embedded import ServedFleet
@@ -210,17 +212,21 @@ async def run(options: argparse.Namespace) -> int:
     is_region = name != GROUND and name not in DISPATCHERS
     world = RemoteWorld(options.world, f"{name}-" if is_region else None)
     layers = Layers(plan.area)
-    fleet = make_fleet(world, layers=layers)
+    place = fed_node(options.rings, name, plan.names) if options.rings and is_region else None
+    fleet = make_fleet(world, layers=layers, more=(Airframe,) if place else ())
+    if place:
+        fit(fleet, place.board)
     fleet.attach(world)
     report = Report(name, time.time())
     running = fleet.running(
         journal=f"{options.journal}:{folder / name}{'.db' if options.journal == 'sqlite' else ''}",
         key=folder / "swarm.key",
-        agents=agents_of(name, plan),
+        agents=[*agents_of(name, plan), *([f"Airframe/{name}-*"] if place else [])],
         bus=options.bus,
         site=SITE,
         node=name,
         ledger=options.ledger,
+        rings=[place.ring] if place else [],
     )
     async with contextlib.AsyncExitStack() as stack:
         live = await stack.enter_async_context(running)
@@ -228,6 +234,8 @@ async def run(options: argparse.Namespace) -> int:
         if options.serve:
             served = await stack.enter_async_context(ServedFleet(running, live, options.serve))
             ready["url"] = served.url
+        if place:
+            await stack.enter_async_context(listening(running, live, place.socket))
         tasks: list[asyncio.Task[Any]] = [
             asyncio.ensure_future(write_reports(live, report, folder / f"{name}.reports", layers))
         ]
@@ -270,6 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ledger", required=True, metavar="URL")
     parser.add_argument("--journal", choices=("sqlite", "segments"), default="sqlite")
     parser.add_argument("--serve", metavar="HOST:PORT", help="the page and the API there")
+    parser.add_argument("--rings", type=Path, metavar="FOLDER", help="of the telemetry; without it there is none")
     return asyncio.run(run(parser.parse_args(arguments)))
 
 

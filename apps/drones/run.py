@@ -28,6 +28,7 @@ from apps.drones.messages import ClosedZone, CloseZone, PlaceJob
 from apps.drones.node import DISPATCHERS, GROUND
 from apps.drones.physics import STEP_S
 from apps.drones.plan import Customers, Plan
+from apps.drones.telemetry import FedNode, fed_node, fly_telemetry, ring_folder
 from apps.drones.world import World
 from stigmergy import Client, Command, StigmergyError, Verdict
 from stigmergy.testing.nats import NatsCluster, start_single
@@ -62,6 +63,8 @@ class Options(Struct, frozen=True):
     journal: str = "sqlite"
     serve: str = "127.0.0.1:0"
     faults: tuple[str, ...] = ()
+    telemetry_hz: float = 0.0
+    """Samples of each airframe in a second, while customers place jobs; 0 for none."""
 
 
 class Outcome(Struct):
@@ -78,6 +81,8 @@ class Outcome(Struct):
     lag_s_max: float = 0.0
     drained: bool = False
     faults: list[str] = field(default_factory=list)
+    restarts: int = 0
+    """Nodes that ended by themselves and were started again."""
     exit_codes: dict[str, int] = field(default_factory=dict)
     dead_letters: int = 0
 
@@ -92,9 +97,11 @@ class NodeProcess:
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
         self._log: TextIO | None = None
+        self._wanted = False
 
     async def start(self) -> None:
         """Returns when it is ready."""
+        self._wanted = True
         self._log = (self._folder / f"{self.name}.log").open("a", encoding="utf-8")
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "apps.drones.node", "--name", self.name, "--folder", str(self._folder)),
@@ -122,9 +129,15 @@ class NodeProcess:
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._wanted and self._process is not None and self._process.returncode is not None
+
     async def kill(self) -> None:
         """As a crash."""
         assert self._process is not None
+        self._wanted = False
         self._process.kill()
         await self._process.wait()
 
@@ -132,6 +145,7 @@ class NodeProcess:
         """In order; its exit code."""
         if self._process is None:
             return 0
+        self._wanted = False
         if self._process.returncode is None:
             self._process.terminate()
             try:
@@ -170,6 +184,8 @@ class Swarm:
         self._began_s = 0.0
         self._began_t = 0.0
         self._answers: TextIO | None = None
+        self._fed: list[FedNode] = []
+        self._telemetry: dict[str, Any] = {}
 
     # ------------------------------------------------------------------ time
 
@@ -258,7 +274,7 @@ class Swarm:
         )
 
     async def drain(self) -> None:
-        """Waits until every job has ended and every drone that can fly is down."""
+        """Waits until every job has ended; drones may still be on their way home."""
         begin_t = self.world.now_t()
         while self.world.now_t() - begin_t < self.options.drain_s:
             await asyncio.sleep(LOOK_S)
@@ -267,8 +283,7 @@ class Swarm:
             except StigmergyError as error:
                 self.say(f"the ground does not answer: {error}")
                 continue
-            flying = int((~self.world.physics.down).sum())
-            if not left and not flying:
+            if not left:
                 self.outcome.drained = True
                 return
 
@@ -293,7 +308,7 @@ class Swarm:
             await end_task(ticking)
             self.world.close()
             found = await self.judge()
-            return {**to_builtins(self.outcome), **found}
+            return {**to_builtins(self.outcome), **self._telemetry, **found}
 
     async def _fly(
         self, faults: Callable[[Swarm], Any], ticking: asyncio.Task[None], stack: contextlib.AsyncExitStack
@@ -304,8 +319,11 @@ class Swarm:
         watching = asyncio.ensure_future(self._watch(ticking))
         stack.push_async_callback(end_task, watching)
         stack.push_async_callback(end_task, breaking)
+        sampling = asyncio.ensure_future(self._sample())
+        stack.push_async_callback(end_task, sampling)
         await self.place_jobs()
         await breaking
+        await sampling
         self.say(f"{self.outcome.placed} jobs were placed; what is under way is finished")
         await self.drain()
         outcome = self.outcome
@@ -316,11 +334,21 @@ class Swarm:
         outcome.busy_share = {name: (after_s[name] - before_s.get(name, 0.0)) / outcome.wall_s for name in after_s}
         watching.cancel()
 
+    async def _sample(self) -> None:
+        """Feeds the airframes of all regions for as long as customers place jobs."""
+        if self._fed:
+            self._telemetry = await fly_telemetry(
+                self._fed, seconds=60 * self.options.minutes, rate_hz=self.options.telemetry_hz, seed=self.plan.seed
+            )
+
     async def start_nodes(self, server: WorldServer, stack: contextlib.AsyncExitStack) -> None:
         """Starts the broker and all nodes."""
+        regions = [f"r{number + 1}" for number in range(self.plan.area.regions)]
+        if self.options.telemetry_hz:
+            rings = Path(stack.enter_context(ring_folder()))
+            self._fed = [fed_node(rings, region, self.plan.names) for region in regions]
         self.broker = stack.enter_context(start_single(self.folder / "broker", sync_always=False))
         stack.push_async_callback(self.stop_nodes)
-        regions = [f"r{number + 1}" for number in range(self.plan.area.regions)]
         self.link = LinkProxy(self.broker.servers[0].plan.port)
         await self.link.start()
         stack.push_async_callback(self.link.close)
@@ -330,6 +358,8 @@ class Swarm:
             arguments += ["--journal", self.options.journal]
             if name == GROUND:
                 arguments += ["--serve", self.options.serve]
+            if self._fed:
+                arguments += ["--rings", str(self._fed[0].ring.parent)]
             self.nodes[name] = NodeProcess(name, self.folder, arguments)
         await self.nodes[GROUND].start()  # makes the key that all of them sign with
         self.url = self.nodes[GROUND].url
@@ -357,6 +387,10 @@ class Swarm:
             await asyncio.sleep(10.0)
             if ticking.done():
                 ticking.result()
+            for node in [node for node in self.nodes.values() if node.has_failed]:
+                self.outcome.restarts += 1
+                self.say(f"{node.name} has ended by itself, and is started again: {node.said()[-300:]}")
+                await node.start()
             flying = int((~self.world.physics.down).sum())
             factor = self.passed_s / (time.monotonic() - self._began_s)
             self.say(f"{self.passed_s:6.0f} s  {self.outcome.placed} jobs placed, {flying} drones fly, x{factor:.2f}")

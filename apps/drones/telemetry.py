@@ -38,6 +38,7 @@ from stigmergy import Live, NotRunning, Overloaded
 if TYPE_CHECKING:
     from stigmergy.serve.embedded import Running
 
+ROOT = Path(__file__).resolve().parents[2]
 KIND, SAMPLED = "Airframe", "Sampled"
 RATE_HZ = 400.0
 TICK_S = 0.01
@@ -338,6 +339,7 @@ async def fly_telemetry(
             words += ["--socket", str(place.socket), "--ring", str(place.ring), "--names", str(names)]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "apps.drones.telemetry", *words),
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )

@@ -55,17 +55,27 @@ def test_sizes_are_flown_from_small_to_large(tmp_path: Path, monkeypatch: pytest
         if words[0] == "quality":
             return dict(QUALITY)
         drones = int(words[words.index("--drones") + 1])
-        return {**FOUND, "drones": drones, "violations": int(drones == 100), "real_time_factor": 1_000 / drones}
+        sampled = {"telemetry_events_per_s": 1_999_000, "telemetry_event_to_action_p50_ms": 12.0}
+        telemetry = sampled if "--telemetry" in words else {}
+        return {
+            **FOUND,
+            **telemetry,
+            "drones": drones,
+            "violations": int(drones == 100),
+            "real_time_factor": 1_000 / drones,
+        }
 
     monkeypatch.setattr(swarm, "_ask", answer)
     figures = run(given(tmp_path, drones=[2_000, 100], minutes=1.0))
-    assert [words[words.index("--drones") + 1] for words in asked] == ["100", "2000", "200"]
+    assert [words[words.index("--drones") + 1] for words in asked] == ["100", "2000", "5000", "200"]
     assert "--keep" in asked[0]
     assert (figures["largest_drones"], figures["real_time_factor"], figures["violations"]) == (2_000, 0.5, 1)
     assert figures["cpu_growth"] == 1.0
     assert {target.figure: target.met(figures) for target in TARGETS} == {
         "real_time_factor": False,
         "violations": False,
+        "telemetry_events_per_s": False,
+        "telemetry_event_to_action_p50_ms": True,
         "quality_mean_ratio": True,
         "quality_static_solver_over_bound": True,
     }
@@ -115,6 +125,8 @@ def test_a_small_swarm_is_flown_and_measured(tmp_path: Path) -> None:
     assert row["real_time_factor"] > 0.0
     assert row["cpu_us_per_drone_s"] > row["of_nodes_us"] > 0.0
     assert row["violations"] == 0
+    assert figures["telemetry_events_per_s"] > 0
+    assert figures["telemetry_events"] + figures["telemetry_dropped"] == 20 * 400 * 12
     assert figures["quality_mean_ratio"] > 0.0
     assert figures["quality_static_solver_over_bound"] >= 1.0
     assert charts(figures) == []

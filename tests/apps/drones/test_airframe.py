@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from apps.drones.__main__ import main as fly
 from apps.drones.airframe import (
     HOT_SAMPLES,
     MOTOR_MAX_CA,
@@ -311,6 +312,11 @@ def test_rings_are_in_a_folder_that_goes_with_them() -> None:
 async def test_a_producer_without_a_node_says_so(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no node answers"):
         await fly_telemetry([FedNode(tmp_path / "none.sock", tmp_path / "ring", ("a",))], seconds=0.1)
+
+
+def test_workers_of_a_cluster_have_no_rings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fly(["--telemetry", "--cluster"]) == 2
+    assert "leave out --cluster" in capsys.readouterr().err
 
 
 def test_its_command_line_wants_a_ring_for_each_socket(capsys: pytest.CaptureFixture[str]) -> None:
