@@ -266,7 +266,7 @@ def free_level(name: str, own: Track, others: Traffic, now_t: float) -> float | 
     here = replace(own, t=now_t, x=x, y=y, z=z, vz=0.0, to_z=-1.0)
     near = [level for level in LEVELS_M if abs(level - z) <= LEVELS_AWAY_M]
     up = name > _rival(here, others, now_t)
-    near.sort(key=lambda level: (abs(level - z), -level if up else level))
+    near.sort(key=lambda level: (round(abs(level - z), -1), -level if up else level))
     best, best_s = None, HOLD_S
     for level in near:
         soon = free_s(name, here, others, now_t, level)
