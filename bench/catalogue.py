@@ -54,7 +54,7 @@ BENCHMARKS = {
     "observed": Listed("observed", "what metrics cost: the same events with them and without"),
     "serve": Listed("serve", "commands and events over HTTP next to the same in process; views"),
     "web": Listed("web", "what the page costs a browser and the node, with 10,000 agents that move"),
-    "workflows": Listed("workflows", "durable steps of workflows, next to dbos"),
+    "workflows": Listed("workflows", "durable steps of workflows, next to dbos and Restate"),
     "swarm": Listed("swarm", "apps/drones with 100 to 10,000 drones, and how good its assignment is"),
     "sim": Listed("simulated", "how fast fleets are simulated"),
     "all": Listed("whole", "everything, one after the other"),
