@@ -176,24 +176,24 @@ def test_a_shipper_takes_it(node_log: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_pipe_that_nobody_reads_does_not_stop_a_node(folder: Folder) -> None:
+def test_a_pipe_that_nobody_reads_does_not_stop_a_node(here: Folder) -> None:
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETFL, os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
         while os.write(writing, b"." * 4096):
             pass
     fcntl.fcntl(writing, fcntl.F_SETFL, 0)
-    process = start(folder, "--bus", BUS, stderr=writing)
+    process = start(here, "--bus", BUS, stderr=writing)
     os.close(writing)
     killer = threading.Timer(WAIT_S, process.kill)  # one that was stopped would not answer for ever
     killer.start()
     try:
         listens(process)
         for number in range(5):
-            sent = folder.json("send", "Drone/D-1", "StartMission", f"mission=M{number}")
+            sent = here.json("send", "Drone/D-1", "StartMission", f"mission=M{number}")
             assert sent["accepted"]
-        assert folder.json("state", "Drone/D-1")["state"]["mission"] == "M4"
-        eventually(lambda: folder.json("status")["up_s"] > 5)  # by then it has said that its link is down
+        assert here.json("state", "Drone/D-1")["state"]["mission"] == "M4"
+        eventually(lambda: here.json("status")["up_s"] > 5)  # by then it has said that its link is down
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0
