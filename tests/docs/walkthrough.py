@@ -7,7 +7,7 @@ A comment before a block says what a reader does with it; the words around it sa
     <!-- no-run: drone.py, before Drone -->         it goes before the class
     <!-- no-run: drone.py, fields of Drone -->      it goes before the first handler of the class
     <!-- no-run: drone.py, in Drone -->             it goes to the end of the class
-    <!-- no-run: drone.py, instead of start -->     it replaces the handler of this name
+    <!-- no-run: drone.py, instead of start -->     it replaces the handler or function of this name
     <!-- no-run: drone.py, at the end -->
     <!-- no-run: by hand: … -->                     a reader does it, a test does not
     <!-- terminal: node -->                         the commands run in a terminal of this name, side by side
@@ -96,7 +96,7 @@ def edited(text: str, how: str, block: str) -> str:
             at = text.index("\n\n\n", text.index(f"class {name}("))
             return f"{text[:at]}\n\n{block.rstrip()}{text[at:]}"
         case ["instead", "of", name]:
-            found = re.search(rf"(?s)(?:    @[\w.]+\n    )?def {name}\(.*?(?=\n\n|\Z)", text)
+            found = re.search(rf"(?s)(?:    @[\w.]+\n    )?(?:async )?def {name}\(.*?(?=\n\n|\n?\Z)", text)
             assert found is not None, f"no handler {name} to replace"
             return text[: found.start()] + block.rstrip() + text[found.end() :]
         case ["at", "the", "end"]:
