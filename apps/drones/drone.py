@@ -142,6 +142,9 @@ SHARE_S, SHARE_PARKED_S = 4.0, 15.0
 READY_S = 60.0
 CHARGE_BELOW, CHARGED_AT, CRITICAL = 55.0, 92.0, 6.0
 PADS_PER_ZONE = 8
+OBEY_S = 8.0
+"""An order that shows no effect for so long is given again."""
+MOVING = ("rising", "flying", "sinking", "leaving", "landing")
 PARKED = ("new", "parked", "charging", "grounded")
 OWN_WAY = ("home", "charge")
 """What it flies without a workflow."""
@@ -184,6 +187,7 @@ class Drone(Agent):
     points: tuple[Site, ...] = ()
     level_m: float = 0.0
     course: CourseSet | None = None
+    course_t: float = 0.0
     announced: HeightAnnounced | None = None
     """The change of height that it is about to begin."""
     holds_until_t: float = 0.0
@@ -416,7 +420,7 @@ class Drone(Agent):
 
     @evolve
     def course_set(self, event: CourseSet) -> None:
-        self.course, self.mode = event, event.mode
+        self.course, self.mode, self.course_t = event, event.mode, self.t
         self.holds_until_t = 0.0
         self.announced = None
 
@@ -502,10 +506,15 @@ class Drone(Agent):
                 yield JobEnded(self.job, self.token, self.aborted or "delivered")
 
     def _in_the_air(self, fix: Fix, looks: bool) -> Iterator[Event]:
-        course = self.course
-        if course is None or self.mode in ("landing", "down"):
+        course, wants = self.course, self.announced
+        if course is None or self.mode == "down":
             return
-        if looks and (yield from self._must_turn(fix)):
+        if looks and self.mode != "landing" and (yield from self._must_turn(fix)):
+            return
+        if looks and self._does_not_obey(fix, course):
+            yield replace(course, why="once more")
+            return
+        if self.mode == "landing":
             return
         if self.purpose == "astray":
             yield from self._go_home()
@@ -514,16 +523,25 @@ class Drone(Agent):
             if fix.t > self.holds_until_t:
                 yield WayClear()
                 yield CourseSet(course.mode, course.x, course.y, course.z, course.speed, "goes on")
+                if wants is not None:
+                    yield replace(wants, begins_t=fix.t + ANNOUNCE_S)
             return
-        wants = self.announced
         if wants is not None:
-            if fix.t >= wants.begins_t:
+            if fix.t >= wants.begins_t and math.hypot(fix.x - wants.x, fix.y - wants.y) < NEAR_M:
                 yield CourseSet(wants.mode, wants.x, wants.y, wants.z, CRUISE_M_S, "as announced")
         elif self.mode == "rising":
             if abs(fix.z - course.z) < NEAR_HEIGHT_M:
                 yield from self._at_level(fix)
         elif self.mode in ("flying", "leaving") and math.hypot(fix.x - course.x, fix.y - course.y) < NEAR_M:
             yield from self._at_point(fix)
+
+    def _does_not_obey(self, fix: Fix, course: CourseSet) -> bool:
+        """Whether it stands still although it should move: an order that the flight controller did not get."""
+        if self.mode not in MOVING or self.holds_until_t or self.announced is not None:
+            return False
+        stands = abs(fix.vx) + abs(fix.vy) + abs(fix.vz) < HOVERS_M_S
+        off_m = math.hypot(fix.x - course.x, fix.y - course.y) + abs(fix.z - course.z)
+        return stands and off_m > 2 * NEAR_M and fix.t - self.course_t > OBEY_S
 
     def _at_level(self, fix: Fix) -> Iterator[Event]:
         if self.purpose == "take-off":
@@ -816,7 +834,8 @@ class Drone(Agent):
         if self.holds_until_t and away is None:
             yield HoldExtended(clear_t)
         else:
-            yield Avoiding(name, *(away or self._stop()), self.level_m, holds=True, clear_t=clear_t)
+            level_m = self.level_m if wants is None else z  # what is only announced has not begun
+            yield Avoiding(name, *(away or self._stop()), level_m, holds=True, clear_t=clear_t)
 
     @evolve
     def holds_on(self, event: HoldExtended) -> None:

@@ -31,6 +31,8 @@ JOBS = 5
 FOR_S, HEAL_S = 60.0, 1500.0
 DONE_S = 1400.0
 """So soon after the heal every job has ended."""
+REFUSED_S = 60.0
+"""A job that is not there so long after the heal was refused: all links are up, and it is asked for until then."""
 STEP_S = 0.2
 FAILING = 0.15
 """The chance of each drone to lose its motors, or its radio for a while, during the run."""
@@ -151,7 +153,7 @@ class Flight:
     def _place(self, address: str) -> None:
         zone = address.partition("/")[2].partition(".")[0]
         self._placed.append(address)
-        order = PlaceJob(self._site(zone), self._site(""), kg=1.0, area=AREA, deadline_s=900.0)
+        order = PlaceJob(self._site(zone), self._site(""), kg=1.0, area=AREA, deadline_s=120.0)
         self._simulated.ask(address, order)
 
     def _site(self, zone: str) -> Site:
@@ -200,7 +202,9 @@ class Flight:
             self._healed_s = self._simulated.now_s
         if self._simulated.replaced("ground"):
             return True
-        ended = {job.id for job in self._simulated.states(Job) if job.status in ENDED}
+        asked_s = self._simulated.now_s - self._healed_s
+        over = (*ENDED, "") if asked_s > REFUSED_S else ENDED
+        ended = {job.id for job in self._simulated.states(Job) if job.status in over}
         return all(address.partition("/")[2] in ended for address in self._jobs)
 
     def drones_are_down(self) -> bool:
