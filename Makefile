@@ -13,6 +13,13 @@ TYPED := $(wildcard src tests examples apps proofs bench rigs deploy)
 COMPILE := .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" pyproject.toml
 
+# Journals wait for the disk at each commit, and the workers share one disk: in memory the tests take much less time. Only
+# where there is room for them, and where what they compile may be loaded. `make cover` and the long proofs use the disk.
+TEST_TMP = $(shell room_kb=$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print int($$4)}'); \
+	if [ -n "$$TMPDIR" ]; then echo "$$TMPDIR"; \
+	elif [ -w /dev/shm ] && [ "$$room_kb" -gt 8000000 ] && ! grep -q ' /dev/shm .*noexec' /proc/mounts; then echo /dev/shm; \
+	else echo /tmp; fi)
+
 # Tests start many processes. Each would compile all of src anew if none may keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -34,7 +41,7 @@ format: setup ## Format the code and fix what can be fixed safely.
 	$(BIN)/ruff format .
 
 test: setup .venv/.compiled ## Run the tests (ARGS="-k name -x" goes to pytest).
-	@begin=$$(date +%s); $(BIN)/python -m pytest $(ARGS); code=$$?; \
+	@begin=$$(date +%s); TMPDIR=$(TEST_TMP) $(BIN)/python -m pytest $(ARGS); code=$$?; \
 	echo "make test: $$(($$(date +%s) - begin)) s"; exit $$code
 
 cover: setup ## Run the tests and fail unless every branch of core and crdt is covered.

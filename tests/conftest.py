@@ -6,6 +6,7 @@ tests that take long are begun first: one that is begun last is waited for by al
 
 import gc
 import os
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,8 @@ EXAMPLES = int(os.environ.get("STIGMERGY_EXAMPLES", "50"))
 """Of each property, where it does not say how many itself; `make prove` draws many more (proofs/long_tests.py)."""
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
-os.environ.setdefault("STIGMERGY_CACHE", str(Path(__file__).resolve().parents[1] / "build" / "compiled"))
+BUILD = Path(__file__).resolve().parents[1] / "build"
+os.environ.setdefault("STIGMERGY_CACHE", str(BUILD / "compiled"))
 os.environ.setdefault("STIGMERGY_COMPLETING_S", "30")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # tests load the library themselves: see proto/grpc_library.py
 LONG = (
@@ -39,6 +41,7 @@ LONG = (
     "tests/apps/traffic/test_show.py",
     "tests/bench/test_",
     "tests/cli/test_capture.py",
+    "tests/cli/test_capture_views.py",
     "tests/cli/test_cluster.py",
     "tests/cli/test_company.py",
     "tests/cli/test_gateway_commands.py",
@@ -47,18 +50,26 @@ LONG = (
     "tests/cli/test_rings.py",
     "tests/cli/test_up.py",
     "tests/cli/test_worker.py",
+    "tests/devices/mavlink/test_fleet.py",
     "tests/docs/test_gateways.py",
     "tests/docs/test_tutorial.py",
     "tests/app/test_history.py",
     "tests/app/test_nodes.py",
-    "tests/app/test_uplink.py",
+    "tests/app/test_owners.py",
+    "tests/app/test_projection.py",
+    "tests/app/test_workers.py",
     "tests/network/test_forwarder.py",
     "tests/network/test_history_listener.py",
+    "tests/network/test_tells_between_levels.py",
     "tests/proofs/test_column_kill.py",
     "tests/proofs/test_tells_routed.py",
     "tests/serve/test_fleets.py",
+    "tests/serve/test_map.py",
     "tests/serve/test_openapi.py",
     "tests/serve/test_whole_fleets.py",
+    "tests/web/test_cluster.py",
+    "tests/web/test_nodes.py",
+    "tests/web/test_page.py",
 )
 """Files whose tests take ten seconds and more, by the beginnings of their names."""
 
@@ -89,6 +100,14 @@ def pytest_collection_finish() -> None:
     """Ten thousand tests and their modules live to the end: the collector need not look at them again and again."""
     gc.enable()
     gc.freeze()
+
+
+@pytest.fixture
+def disk_path() -> Iterator[Path]:
+    """A folder on a disk, for what depends on one: `tmp_path` is in memory where there is room (see the Makefile)."""
+    BUILD.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="test-", dir=BUILD) as name:
+        yield Path(name)
 
 
 @pytest.fixture

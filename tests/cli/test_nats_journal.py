@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,12 @@ from tests.cli.conftest import Folder
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
     with start_single(tmp_path_factory.mktemp("nats"), users=(User("drones", "open sesame"),)) as single:
         yield single
+
+
+@pytest.fixture
+def tmp_path(disk_path: Path) -> Path:
+    """On a disk: the doctor refuses a place in memory for a log."""
+    return disk_path
 
 
 def let_in(server: NatsCluster) -> str:

@@ -53,9 +53,10 @@ VIEW = """class Levels(st.View):
 
 
 @pytest.fixture
-def busy(tmp_path: Path) -> Iterator[Folder]:
-    (tmp_path / "busy.py").write_text(BUSY.replace("{options}", ""), encoding="utf-8")
-    folder = Here(tmp_path)
+def busy(disk_path: Path) -> Iterator[Folder]:
+    """On a disk: what is written to memory does not go to flash."""
+    (disk_path / "busy.py").write_text(BUSY.replace("{options}", ""), encoding="utf-8")
+    folder = Here(disk_path)
     yield folder
     folder.close()
 
