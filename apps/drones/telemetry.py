@@ -1,6 +1,6 @@
 """The sensors of many airframes, as a process of its own: it feeds nodes through rings, hundreds of times a second.
 
-    python -m apps.drones.telemetry --socket r1.sock --ring r1.ring --names r1.names --rate-hz 400 --seconds 30
+    python -m apps.drones.telemetry --socket r1.sock --ring r1.ring --names r1.names --rate-hz 420 --seconds 30
 
 `--socket`, `--ring` and `--names` are repeated for each node that it feeds. It is also the controller of these
 airframes: what it measures depends on what it is ordered. Now and then one begins to resonate, and goes on until it is
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND, SAMPLED = "Airframe", "Sampled"
-RATE_HZ = 400.0
+RATE_HZ = 420.0
+"""5,000 drones: 2.1 million samples a second."""
 TICK_S = 0.01
 """Samples are sent together that are due within this time. Each batch costs a node about a millisecond, whatever its
 size: one that also runs thousands of drones is better off with fewer of them, and their samples are older by half."""

@@ -126,7 +126,7 @@ def test_a_small_swarm_is_flown_and_measured(tmp_path: Path) -> None:
     assert row["cpu_us_per_drone_s"] > row["of_nodes_us"] > 0.0
     assert row["violations"] == 0
     assert figures["telemetry_events_per_s"] > 0
-    assert figures["telemetry_events"] + figures["telemetry_dropped"] == 20 * 400 * 12
+    assert figures["telemetry_events"] + figures["telemetry_dropped"] == 20 * 420 * 12
     assert figures["quality_mean_ratio"] > 0.0
     assert figures["quality_static_solver_over_bound"] >= 1.0
     assert charts(figures) == []

@@ -293,7 +293,7 @@ async def test_a_process_feeds_a_node_and_measures_from_event_to_action(in_folde
         taken = live.standing().counters["inputs"]
         warned = [live.query(f"Drone/{name}", Drone).warned for name in names[::2]]
     assert figures["telemetry_drones"] == 200
-    assert figures["telemetry_events"] + figures["telemetry_dropped"] == 200 * 400
+    assert figures["telemetry_events"] + figures["telemetry_dropped"] == 200 * 420
     assert taken == figures["telemetry_events"] + 2
     assert [len(one) for one in warned] == [1, 1] + [0] * 198
     assert figures["telemetry_actions"] > 0
