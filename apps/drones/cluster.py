@@ -31,6 +31,7 @@ PORTS = 4
 class ClusterSwarm(Swarm):
     """A swarm whose agents are on workers."""
 
+    is_cluster = True
     _process: asyncio.subprocess.Process | None = None
     nats = ""
     """Where the servers are."""
@@ -90,7 +91,7 @@ class ClusterSwarm(Swarm):
         if refused:
             raise Trouble(f"{refused} agents cannot be put into service")
 
-    def kill(self, name: str) -> None:
+    def kill_process(self, name: str) -> None:
         """Kill -9 of a process of the cluster: worker-1, n2. `stigmergy up` starts it again."""
         os.kill(int((self.data / f"{name}.pid").read_text()), signal.SIGKILL)
 

@@ -15,7 +15,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 
-from apps.drones.area import FLOOR_M, LEVELS_M, Point
+from apps.drones.area import CELL_M, FLOOR_M, LEVELS_M, Point
 from apps.drones.messages import ClosedZone
 from apps.drones.node import DISPATCHERS
 from apps.drones.run import Swarm
@@ -114,29 +114,39 @@ async def close_zone(swarm: Swarm, chance: random.Random) -> None:
 
 
 def busiest(swarm: Swarm) -> Point:
-    """The corner of four zones, or the border of two, that most drones are near: far from stands."""
+    """Where most drones fly within the zone that closes, and no stand is below it; the border of zones if nobody is."""
     area, physics = swarm.plan.area, swarm.world.physics
-    flying = physics.position[:, ~physics.down]
-    places = [
-        (column * area.zone_m, (row + 0.5) * area.zone_m)
-        for column in range(1, area.columns)
-        for row in range(area.rows)
-    ]
-    places += [
-        ((column + 0.5) * area.zone_m, row * area.zone_m)
-        for column in range(area.columns)
-        for row in range(1, area.rows)
-    ]
+    flying = physics.position[:2, ~physics.down & (physics.position[2] >= FLOOR_M)]
+    away_m = (area.stands + 1) * CELL_M + ZONE_M
+    from_middle = abs(flying % area.zone_m - area.zone_m / 2).max(axis=0)
+    places = [(float(x), float(y)) for x, y in flying[:, from_middle > away_m].T]
 
     def near(place: Point) -> int:
-        return int(((flying[0] - place[0]) ** 2 + (flying[1] - place[1]) ** 2 < ZONE_M**2).sum())
+        return int(((flying[0] - place[0]) ** 2 + (flying[1] - place[1]) ** 2 < (ZONE_M * 0.8) ** 2).sum())
 
-    return max(places, key=near)
+    return max(places, key=near, default=(area.zone_m, area.zone_m / 2))
 
 
 async def _until(swarm: Swarm, seconds: float) -> None:
     """Waits until so much of the run has passed."""
     await swarm.sleep(seconds - swarm.passed_s)
+
+
+async def kill_worker(swarm: Swarm, chance: random.Random) -> None:
+    """Half of the shards move to the other worker."""
+    await _kill_in_cluster(swarm, "worker-1", chance.uniform(0.3, 0.5))
+
+
+async def kill_server(swarm: Swarm, chance: random.Random) -> None:
+    """Two of three servers go on."""
+    await _kill_in_cluster(swarm, "n2", chance.uniform(0.6, 0.8))
+
+
+async def _kill_in_cluster(swarm: Swarm, name: str, share: float) -> None:
+    await _until(swarm, share * swarm.options.minutes * 60)
+    swarm.kill_process(name)
+    swarm.say(f"kill -9 of {name}")
+    swarm.outcome.faults.append(f"{name} of the cluster was killed")
 
 
 FAULTS: dict[str, Callable[[Swarm, random.Random], Awaitable[None]]] = {
@@ -146,10 +156,14 @@ FAULTS: dict[str, Callable[[Swarm, random.Random], Awaitable[None]]] = {
     "dispatcher": kill_dispatcher,
     "node": kill_region,
     "zone": close_zone,
+    "worker": kill_worker,
+    "server": kill_server,
 }
+OF_NODES, OF_CLUSTER = ("cut", "dispatcher", "node"), ("worker", "server")
 
 
 async def all_of(swarm: Swarm) -> None:
     """Everything that is to break, at the same time; each fault has its own dice."""
-    wanted = [(name, fault) for name, fault in FAULTS.items() if name in swarm.options.faults]
+    left_out = OF_NODES if swarm.is_cluster else OF_CLUSTER
+    wanted = [(name, fault) for name, fault in FAULTS.items() if name in swarm.options.faults and name not in left_out]
     await asyncio.gather(*(fault(swarm, random.Random(f"{swarm.plan.seed}.{name}")) for name, fault in wanted))

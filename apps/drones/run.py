@@ -167,6 +167,8 @@ def environment(**more: str) -> dict[str, str]:
 class Swarm:
     """All parts of a run. Faults take hold of them."""
 
+    is_cluster = False
+
     def __init__(self, plan: Plan, folder: Path, options: Options, say: Say) -> None:
         self.plan = plan
         self.folder = folder
@@ -367,6 +369,10 @@ class Swarm:
 
     async def commission(self) -> None:
         """Nodes have put their own agents into service when they are ready."""
+
+    def kill_process(self, name: str) -> None:
+        """Of a cluster: kill -9 of one of its processes."""
+        raise Trouble(f"{name}: this run has no cluster; add --cluster")
 
     async def judge(self) -> dict[str, Any]:
         """Stops everything, and has the checker read what is left."""

@@ -151,11 +151,13 @@ async def test_the_world_keeps_up_with_the_wall_or_slows_down(tmp_path: Path) ->
     assert pairs == sorted(pairs, key=lambda pair: pair["t"])
 
 
-def test_a_zone_that_closes_is_far_from_stands(tmp_path: Path) -> None:
+def test_a_zone_closes_where_drones_fly_and_not_over_stands(tmp_path: Path) -> None:
     swarm = Swarm(make_plan(90, 1, 0.0), tmp_path, Options(), lambda _: None)
-    area = swarm.plan.area
-    x, y = busiest(swarm)
-    assert (x % area.zone_m == 0) != (y % area.zone_m == 0)
+    area, physics = swarm.plan.area, swarm.world.physics
+    assert busiest(swarm) == (area.zone_m, area.zone_m / 2)
+    physics.down[:6] = False
+    physics.position[:, :6] = np.array([[10.0, 30.0, 50.0, 2000.0, 900.0, 905.0], [900.0] * 6, [45.0] * 6])
+    assert busiest(swarm) in ((10.0, 900.0), (30.0, 900.0), (50.0, 900.0))
     swarm.world.close()
 
 
