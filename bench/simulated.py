@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     together_s, together = _time(sizes, sizes.together_s, together=True)
     apart_s, apart = _time(sizes, sizes.apart_s, together=False)
     begin_s = time.process_time()
-    drones = find_scenario("drones")
-    broken = [run_seed(drones.setup, seed, drones.test) for seed in range(1, sizes.seeds + 1)]
+    missions = find_scenario("missions")
+    broken = [run_seed(missions.setup, seed, missions.test) for seed in range(1, sizes.seeds + 1)]
     broken_s = time.process_time() - begin_s
     outcomes = [together, apart, *broken]
     return {
@@ -92,7 +92,7 @@ def charts(figures: dict[str, Any]) -> list[Chart]:
     bars = [
         Bar("a beat for each node", figures["messages_per_s"]),
         Bar("a beat for each agent", figures["apart_messages_per_s"]),
-        Bar("drones, all faults, on simulated disks", figures["messages_per_s_all_faults"]),
+        Bar("missions, all faults, on simulated disks", figures["messages_per_s_all_faults"]),
     ]
     return [Bars("simulated messages per second, one core", "1/s", bars)]
 

@@ -1,7 +1,7 @@
 """Runs simulations until one finds something: how planted bugs are caught by what our users use, too.
 
     python -m proofs.planted_trial 0..59 [--segments] [--power]     a node at work while everything goes wrong
-    python -m proofs.planted_trial 1..5 --scenario drones           a fleet, as `stigmergy sim` runs it
+    python -m proofs.planted_trial 1..5 --scenario missions           a fleet, as `stigmergy sim` runs it
     python -m proofs.planted_trial 1..5 --airspace                  claims on a ledger
 
 Ends with 1 and the first violation as soon as there is one, with 0 if there is none in all these seeds.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from apps.drones.area import FLOOR_M, Point
 
@@ -36,4 +37,4 @@ def needed_percent(metres: float, kg: float = 0.0, stops: int = 0) -> float:
 
 def length_m(points: Sequence[Point]) -> float:
     """The length of a way over these points."""
-    return sum(math.dist(a, b) for a, b in zip(points, points[1:], strict=False))
+    return sum(math.dist(a, b) for a, b in pairwise(points))

@@ -20,6 +20,7 @@ from apps.drones.drone import PARKED, Drone
 from apps.drones.fleet import make_fleet
 from apps.drones.job import ENDED, Job
 from apps.drones.messages import ArmBox, ClosedZone, Commission, Fix, OpenDesk, PlaceJob, Site
+from apps.drones.physics import Kind
 from apps.drones.world import World
 from stigmergy import Action, Unreachable
 from stigmergy.sim import ALL, simulate
@@ -39,6 +40,7 @@ FAILING = 0.15
 LEAVE_S = 45.0
 """So soon after a zone was closed nobody is in it any more, with all links up."""
 START_T = 1_000.0
+BREAKS: tuple[Kind, ...] = ("motor", "radio")
 
 
 class Worlds:
@@ -118,7 +120,7 @@ class Flight:
         worlds.begin(world)
         due_s = sorted(chance.uniform(5.0, FOR_S) for _ in self._jobs)
         breaks = sorted(
-            (chance.uniform(20.0, FOR_S + 60.0), name, chance.choice(("motor", "radio")))
+            (chance.uniform(20.0, FOR_S + 60.0), name, chance.choice(BREAKS))
             for name in NAMES
             if chance.random() < FAILING
         )

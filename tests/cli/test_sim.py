@@ -141,7 +141,7 @@ def test_several_processes_and_another_hash_seed_find_the_same() -> None:
     found: list[Any] = []
     for hash_seed, jobs in (("0", "1"), ("4711", "2")):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root / "src")}
-        command = [sys.executable, "-m", "stigmergy", "sim", "drones", "--seeds", "1..3", "--for", "6"]
+        command = [sys.executable, "-m", "stigmergy", "sim", "missions", "--seeds", "1..3", "--for", "6"]
         ran = subprocess.run(
             [*command, "--jobs", jobs, "--json"], capture_output=True, text=True, env=environment, check=False
         )
@@ -159,15 +159,15 @@ def test_several_processes_and_another_hash_seed_find_the_same() -> None:
         (("lights_sim:nobody",), "has no 'nobody'"),
         (("lights_sim:fleet",), "name a Scenario, or a test with @simulate"),
         (("no_such_module:x",), "there is no module 'no_such_module' here"),
-        (("drones", "--seeds", "9..3"), "give the smaller number first"),
-        (("drones", "--seeds", "few"), "give a range like 1..200"),
-        (("drones", "--faults", "rain"), "'rain' is no fault"),
-        (("drones", "--keep", "a,b"), "give numbers of faults"),
-        (("drones", "--for", "-1"), "give more than 0 seconds"),
-        (("drones", "--jobs", "0"), "give 1 or more"),
-        (("drones", "--hang-after", "0"), "give 1 second or more"),
-        (("drones", "--html", "nowhere/run.html"), "there is no folder nowhere"),
-        (("drones", "--agents", "0"), "give"),
+        (("missions", "--seeds", "9..3"), "give the smaller number first"),
+        (("missions", "--seeds", "few"), "give a range like 1..200"),
+        (("missions", "--faults", "rain"), "'rain' is no fault"),
+        (("missions", "--keep", "a,b"), "give numbers of faults"),
+        (("missions", "--for", "-1"), "give more than 0 seconds"),
+        (("missions", "--jobs", "0"), "give 1 or more"),
+        (("missions", "--hang-after", "0"), "give 1 second or more"),
+        (("missions", "--html", "nowhere/run.html"), "there is no folder nowhere"),
+        (("missions", "--agents", "0"), "give"),
     ],
 )
 def test_what_cannot_be_run_is_said(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: str) -> None:

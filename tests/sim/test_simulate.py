@@ -33,7 +33,7 @@ from stigmergy.shard.marks import Marks
 from stigmergy.sim import ALL, CRASH, DELAY, NETWORK, NONE, POWER, SimulationFailed, World, simulate
 from stigmergy.sim.campaign import Options, Shrinking
 from stigmergy.sim.fleet import Setup
-from stigmergy.sim.scenarios import drones
+from stigmergy.sim.scenarios import missions
 from stigmergy.sim.simulation import Scenario, Simulation, run_seed
 from tests.sim.fleet.lights import Blink, Dim, Lamp, Seen, Station, Switch, Switched, declare, fleet
 
@@ -365,7 +365,7 @@ def test_a_check_over_all_history_can_tell_that_a_journal_was_replaced() -> None
 
 
 def test_seed_142_of_the_drones_takes_photographs_again_after_a_journal_was_replaced() -> None:
-    outcome = run_seed(drones.scenario.setup, 142, drones.scenario.test)
+    outcome = run_seed(missions.scenario.setup, 142, missions.scenario.test)
     assert not outcome.violations
     assert outcome.replaced
 

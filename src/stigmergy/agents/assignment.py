@@ -10,7 +10,7 @@ that is known. Otherwise a command at the wrong node would create a second agent
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stigmergy.base.errors import ConfigError, NotAssigned, PeerError, UnknownKind, Unreachable
 
@@ -169,3 +169,8 @@ def _may_meet(one: str, other: str) -> bool:
     end, other_end = rest.rpartition(ANY)[2], other_rest.rpartition(ANY)[2]
     begins = begin.startswith(other_begin) or other_begin.startswith(begin)
     return begins and (end.endswith(other_end) or other_end.endswith(end))
+
+
+def home_of(assigned: Mapping[str, Assignment], address: str) -> str | None:
+    """The first of several nodes that runs an agent, by name; None if none does."""
+    return next((name for name, one in assigned.items() if one.runs(address)), None)

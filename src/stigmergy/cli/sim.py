@@ -33,7 +33,7 @@ STACK_LINES_MAX = 24
 """Of the stack of a seed that hung; the innermost calls are the last."""
 _RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?", re.ASCII)
 EXAMPLES = """examples:
-  stigmergy sim drones                              20 seeds of a scenario that comes with stigmergy
+  stigmergy sim missions                            20 seeds of a scenario that comes with stigmergy
   stigmergy sim traffic --seeds 1..200 --json       for programs
   stigmergy sim lights:scenario --seed 8123         one run, event by event, node by node
   stigmergy sim traffic --seed 7 --serve :8080      play it back on the fleet's page: map, agents, time

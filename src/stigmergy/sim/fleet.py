@@ -404,10 +404,8 @@ class SimFleet:
         self.setup = setup
         self.addresses = name_agents(setup.fleet, setup.agents)
         self.placement = place_agents(self.addresses, setup.nodes)
-        self._home = {address: node for node, agents in self.placement.items() for address in agents}
         named = setup.nodes if isinstance(setup.nodes, Mapping) else self.placement
-        self._assigned = {name: Assignment(named[name]) for name in self.placement}
-        """What each machine runs: as on a real node also agents that come later, such as the runs of workflows."""
+        self.assigned = {name: Assignment(named[name]) for name in self.placement}  # with what comes later
         names = list(self.placement)
         chance = run.chance("fleet")
         self.broker = SimBroker(redeliver_after_s=chance.choice((None, None, 0.5)))
@@ -434,7 +432,7 @@ class SimFleet:
         self._follows = self._watches or chronicle
         wants_disk = any(fault.needs == "disk" or fault.name in ("crash", "power") for fault in setup.faults)
         self.machines: dict[str, Machine] = {}
-        for place, (name, assigned) in enumerate(self._assigned.items()):
+        for place, (name, assigned) in enumerate(self.assigned.items()):
             drawn = run.chance(f"{name}/kind")
             journal = setup.journal or draw_journal(drawn, wants_disk and place < DISKS_MAX)
             version = drawn.choice((setup.fleet, *setup.versions)) if setup.versions else setup.fleet
@@ -462,13 +460,6 @@ class SimFleet:
         self.breaking = FaultInjector(
             self._plan(names), self.machines, self.links, versions, self._fault, self._set_lying
         )
-
-    def home_of(self, address: str) -> str | None:
-        """The machine that runs an agent; None if none does."""
-        home = self._home.get(address)
-        if home is None:
-            home = next((name for name, assigned in self._assigned.items() if assigned.runs(address)), None)
-        return home
 
     def _plan(self, names: list[str]) -> list[Planned]:
         setup = self.setup

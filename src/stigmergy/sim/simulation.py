@@ -27,6 +27,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
+from stigmergy.agents.assignment import home_of
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.effects import REMOTE_SINKS
 from stigmergy.agents.messages import SECOND_NS, Event, Keeping, spec_of
@@ -442,7 +443,7 @@ def _told_pairs(fleet: SimFleet) -> Iterator[ToldPair]:
             owing = machine.logbook.states[shard].outbox.owed()
             still = [read_told(pending.body) for pending in owing if pending.sink.startswith(REMOTE_SINKS)]
             for to, bodies in told.items():
-                receiver = fleet.machines.get(fleet.home_of(to) or "")
+                receiver = fleet.machines.get(home_of(fleet.assigned, to) or "")
                 if receiver is None or receiver.past:
                     continue
                 plan = receiver.fleet.plans[to.partition("/")[0]]

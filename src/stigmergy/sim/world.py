@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, overload
 from msgspec import Struct
 
 from stigmergy.agents.agent import Agent
+from stigmergy.agents.assignment import home_of
 from stigmergy.agents.effects import REMOTE_SINKS, Order
 from stigmergy.agents.messages import Action, Command, Event, spec_of
 from stigmergy.agents.ordered import LEDGER
@@ -77,8 +78,8 @@ class Node:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """The addresses of the agents that live on it."""
-        return self._machine.agents
+        """The addresses of the agents of the run that live on it."""
+        return self._fleet.placement[self._machine.name]
 
     @property
     def is_up(self) -> bool:
@@ -306,7 +307,7 @@ class World:
         """How many tells are kept for agents that no machine runs: nobody will ever take them."""
         owed = (pending for shard in live.host.shards for pending in shard.state.outbox.owed())
         told = (read_told(pending.body).to for pending in owed if pending.sink.startswith(REMOTE_SINKS))
-        return sum(self._fleet.home_of(to) is None for to in told)
+        return sum(home_of(self._fleet.assigned, to) is None for to in told)
 
     # ------------------------------------------------------------------ for the caller
 
@@ -372,7 +373,7 @@ class World:
         return bool(self._fleet.services.shares and self._fleet.apart())
 
     def _machine(self, address: str) -> Machine:
-        home = self._fleet.home_of(address)
+        home = home_of(self._fleet.assigned, address)
         if home is None:
             some = ", ".join(self.agents[:3])
             raise UnknownKind(f"{address!r} is no agent of this run; there are {len(self.agents)}: {some} …")

@@ -132,7 +132,7 @@ class Tower(Agent):
         self.ended += 1
 
 
-fleet = Declaration("sim-drones", agents=[Drone, Tower])
+fleet = Declaration("sim-missions", agents=[Drone, Tower])
 fleet.listen("Drone/{id}/mission", to="Tower/1")
 
 
