@@ -238,6 +238,9 @@ class Drone(Agent):
             yield JobDeclined(command.job, command.token, why)
             return
         yield JobTaken(command.job, command.token, command.pickup, command.drop, command.kg, command.deadline_t)
+        if self.ready:
+            # Now, not at the next fix: by then it may have taken off, and who is in the air says nothing of this.
+            yield ReadyTold(ready=False, t=self.t)
 
     def _cannot_fly(self, job: TakeJob) -> str:
         """Why it does not take this job; empty if it does."""

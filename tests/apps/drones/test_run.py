@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 
 from apps.drones.__main__ import parse, read_faults
+from apps.drones.drone import Drone
 from apps.drones.faults import FAULTS, busiest
+from apps.drones.messages import Fix, Site, TakeJob
 from apps.drones.node import FRAMES_MAX, Feed, Report, agents_of, send_all
 from apps.drones.physics import FIELDS
 from apps.drones.plan import make_plan
 from apps.drones.run import Options, Swarm, check, cpu_s_of, read_reports
 from stigmergy import Accepted, Command, Event, Overloaded, Refused
 from stigmergy.agents.codec import open_envelope, tag_of
+from stigmergy.testing import given
 from stigmergy.testing.bus_rig import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,3 +193,15 @@ def test_a_small_swarm_keeps_every_promise(tmp_path: Path, faults: str) -> None:
     assert found["delivered"] > 0
     assert found["drained"]
     assert ended.returncode == 0
+
+
+def test_a_drone_that_takes_a_job_says_at_once_that_it_is_busy() -> None:
+    """A run with 500 drones had jobs that were offered again and again to drones that flew others."""
+    plan = make_plan(2, 1, 0.0)
+    address, commission = next(plan.commissions("r1-"))
+    drone = given(Drone, id=address.partition("/")[2]).when(commission)
+    drone.when(Fix(t=1.0, x=commission.home.x, y=commission.home.y, z=0.0, vx=0, vy=0, vz=0, battery=99.0, down=True))
+    drone.when(Fix(t=12.0, x=commission.home.x, y=commission.home.y, z=0.0, vx=0, vy=0, vz=0, battery=99.0, down=True))
+    drone.state(ready=True)
+    job = TakeJob(job="r1-0000.J1", token=1, pickup=Site(150.0, 150.0), drop=Site(210.0, 150.0), kg=1.0)
+    drone.when(job).state(job="r1-0000.J1", ready=False)
