@@ -23,10 +23,10 @@ TEST_TMP = $(shell room_kb=$$(df -Pk /dev/shm 2>/dev/null | awk 'END {print int(
 # Tests start many processes. Each would compile all of src anew if none may keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup check format test cover prove nightly demo bench web pictures dashboards drawings lock clean
+.PHONY: help setup check format test cover prove nightly demo demo-edge bench web pictures dashboards drawings lock clean
 
 help: ## Say what each target does (the default).
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: .venv/.dev ## Make .venv from the locked requirements; at once when nothing changed.
 
@@ -53,7 +53,11 @@ prove: setup .venv/.prove .venv/.bench ## Run the long proofs (ARGS goes to proo
 nightly: setup .venv/.prove .venv/.bench ## Run all long proofs at full counts: about 9 hours on two cores, 13 at most.
 	$(BIN)/python -m proofs
 
-demo: setup ## Fly the edge agent over a real broker, kill it, cut its link, prove what is promised.
+demo: setup ## Fly 500 drones with jobs; kill a dispatcher, close a zone, fail two drones; then the findings (4 minutes).
+	$(BIN)/python -m apps.drones --drones 500 --minutes 1 --share 2 --drain 240 \
+		--faults two-drones,dispatcher,zone $(ARGS)
+
+demo-edge: setup ## Fly the edge agent over a real broker, kill it, cut its link, prove what is promised.
 	$(BIN)/python -m apps.edge_agent.demo $(ARGS)
 
 bench: setup .venv/.bench ## Measure (ARGS goes to the benchmarks).

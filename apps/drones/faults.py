@@ -37,6 +37,12 @@ async def break_drones(swarm: Swarm, chance: random.Random) -> None:
     swarm.outcome.faults.append(f"{count} drones lost their motors")
 
 
+async def break_two(swarm: Swarm, chance: random.Random) -> None:
+    """Motors of two drones that fly fail."""
+    await _spread(swarm, chance, 2, lambda drone: swarm.world.fail(drone, "motor"))
+    swarm.outcome.faults.append("2 drones lost their motors")
+
+
 async def break_radios(swarm: Swarm, chance: random.Random) -> None:
     """Links are lost for a while."""
     count = max(1, round(len(swarm.plan.names) * RADIO_SHARE))
@@ -151,6 +157,7 @@ async def _kill_in_cluster(swarm: Swarm, name: str, share: float) -> None:
 
 FAULTS: dict[str, Callable[[Swarm, random.Random], Awaitable[None]]] = {
     "drones": break_drones,
+    "two-drones": break_two,
     "radio": break_radios,
     "cut": cut_region,
     "dispatcher": kill_dispatcher,

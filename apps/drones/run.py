@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,8 @@ class Options(Struct, frozen=True):
     journal: str = "sqlite"
     serve: str = "127.0.0.1:0"
     faults: tuple[str, ...] = ()
+    stay: bool = False
+    """Keep everything running when all jobs have ended, until Ctrl-C."""
     telemetry_hz: float = 0.0
     """Samples of each airframe in a second, while customers place jobs; 0 for none."""
 
@@ -312,6 +315,14 @@ class Swarm:
             found = await self.judge()
             return {**to_builtins(self.outcome), **self._telemetry, **found}
 
+    async def _stay(self) -> None:
+        """Until Ctrl-C."""
+        asked, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, asked.set)
+        self.say(f"the page stays open at {self.url}/ ; Ctrl-C ends it, and then the findings come")
+        await asked.wait()
+        loop.remove_signal_handler(signal.SIGINT)
+
     async def _fly(
         self, faults: Callable[[Swarm], Any], ticking: asyncio.Task[None], stack: contextlib.AsyncExitStack
     ) -> None:
@@ -328,6 +339,8 @@ class Swarm:
         await sampling
         self.say(f"{self.outcome.placed} jobs were placed; what is under way is finished")
         await self.drain()
+        if self.options.stay:
+            await self._stay()
         outcome = self.outcome
         outcome.wall_s = time.monotonic() - self._began_s
         outcome.world_s = self.world.now_t() - self._began_t

@@ -189,7 +189,7 @@ def stay(console: Console, folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the demonstration in a folder that is gone afterwards."""
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make demo-edge", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="when the kill comes, which bit is flipped, the noise")
     parser.add_argument("--pace", type=float, default=1.0, help="fly so many times faster")
     parser.add_argument("--stay", action="store_true", help="show the flight on the page afterwards, until Ctrl-C")
@@ -205,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
             else:
                 console.print(
                     "the journals are gone with this demonstration; the next one ends with the address of a page that "
-                    "plays its flight back, and keeps it open, with: make demo ARGS=--stay",
+                    "plays its flight back, and keeps it open, with: make demo-edge ARGS=--stay",
                     highlight=False,
                 )
     except (Trouble, NoBroker) as error:
