@@ -1,1 +1,1 @@
-"""`make demo-edge`: one flight over a real broker, a killed program, a cut link, and what is proved of it afterwards."""
+"""`make demo-edge`: one flight over a real broker, a killed program, a cut link, and what is proved afterwards."""
