@@ -18,7 +18,7 @@ from rich.table import Table
 from apps.drones import quality
 from apps.drones.cluster import ClusterSwarm
 from apps.drones.faults import FAULTS, all_of
-from apps.drones.plan import BUSY_SHARE, make_plan
+from apps.drones.plan import AROUND_M, BUSY_SHARE, make_plan
 from apps.drones.run import Options, Swarm, Trouble
 from apps.drones.telemetry import RATE_HZ
 from stigmergy.testing.brokers import NoBroker
@@ -45,6 +45,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--faults", type=read_faults, default=(), metavar="all|NAME,NAME", help=", ".join(FAULTS))
     parser.add_argument("--share", type=float, default=BUSY_SHARE, help="of the drones that are to be busy")
+    parser.add_argument("--around", type=float, default=AROUND_M, metavar="M", help="so far off customers live")
     parser.add_argument("--drain", type=float, default=900.0, metavar="S", help="wait so long for jobs to end, at most")
     parser.add_argument("--journal", choices=("sqlite", "segments"), default="sqlite")
     parser.add_argument("--serve", default="127.0.0.1:0", metavar="HOST:PORT", help="the page and the API")
@@ -62,7 +63,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 async def fly(options: argparse.Namespace, folder: Path, console: Console) -> dict[str, Any]:
     """One run, and what was found."""
-    plan = make_plan(options.drones, options.seed, round(time.time(), 1))
+    plan = make_plan(options.drones, options.seed, round(time.time(), 1), around_m=options.around)
     settings = Options(
         minutes=options.minutes,
         drain_s=options.drain,

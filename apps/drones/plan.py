@@ -68,13 +68,13 @@ def load_plan(folder: Path) -> Plan:
     return msgspec.json.decode((folder / FILE).read_bytes(), type=Plan)
 
 
-def make_plan(drones: int, seed: int, start_t: float, regions: int = 2) -> Plan:
-    """A plan for so many drones."""
+def make_plan(drones: int, seed: int, start_t: float, regions: int = 2, around_m: float = AROUND_M) -> Plan:
+    """A plan for so many drones. Customers live in a ring of this width around the stands of a zone."""
     zones = max(regions, math.ceil(drones / PER_ZONE))
     columns = regions * math.ceil(math.sqrt(zones) / regions)
     rows = math.ceil(zones / columns)
     stands = min(max(math.ceil(math.sqrt(drones / (columns * rows))), STANDS_MIN), STANDS_MAX)
-    zone_m = 2 * ((stands + 1) * CELL_M + AROUND_M)
+    zone_m = 2 * ((stands + 1) * CELL_M + around_m)
     area = Area(columns, rows, zone_m, regions, stands)
     names = area.zones()
     return Plan(area, tuple(f"{names[i % len(names)]}-{i // len(names):03d}" for i in range(drones)), seed, start_t)
