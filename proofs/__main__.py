@@ -49,6 +49,7 @@ ROWS = (
     Row("simulation", "5", 60),
     Row("fleets", "5, 6, 21", 60),
     Row("traffic", "21", 20),
+    Row("drones", "21", 40),
     Row("exhaustive", "5", 3),
     Row("determinism", "6", 1),
     Row("planted", "7", 25),

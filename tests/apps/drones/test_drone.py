@@ -123,7 +123,7 @@ def test_goes_down_only_while_it_holds_the_cell() -> None:
     drone = at_pickup()
     (steer,) = having(drone, Steer)
     assert steer.z == 0.0
-    assert steer.valid_while is not None
+    assert steer.valid_while.resource == "cell-40-40"
     drone.when(st.Lost(claim="cell", resource="cell-40-40", token=5, reason="restart")).state(mode="above")
     assert drone.agent.descends == PICKUP, "it claims the cell again"
 
