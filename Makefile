@@ -50,7 +50,7 @@ cover: setup ## Run the tests and fail unless every branch of core and crdt is c
 prove: setup .venv/.prove .venv/.bench ## Run the long proofs (ARGS goes to proofs).
 	$(BIN)/python -m proofs $(ARGS)
 
-nightly: setup .venv/.prove .venv/.bench ## Run all long proofs at full counts: about 9 hours on two cores, 13 at most.
+nightly: setup .venv/.prove .venv/.bench ## Run all long proofs at full counts: about 9 hours on two cores, 14 at most.
 	$(BIN)/python -m proofs
 
 demo: setup ## Fly 500 drones with jobs; kill a dispatcher, close a zone, fail two drones; then the findings (6 minutes).
