@@ -33,8 +33,10 @@ QUICKLY_TOLD_MAX = 64
 """
 CHECK_EVERY_NS = int(CHECK_EVERY_S * SECOND_NS)
 HELD_UP_NS = SECOND_NS // 10
-"""If we check this late, we were paused ourselves: a stopped process, a paused machine. Then the disk gets this much
-longer once, because its answer may be waiting in the event loop."""
+"""If we check this late, we were paused ourselves: a stopped process, a paused machine."""
+HEARD_NS = SECOND_NS
+"""Then the disk gets this much longer once, because its answer may be waiting in the event loop, and a machine that was
+paused has more to do than to listen."""
 
 
 class GroupInFlight(Struct):
@@ -210,7 +212,7 @@ class Committer:
         """The write under way should be over. If we were held up ourselves, its end may only not be heard yet."""
         if monotonic_ns - self._write_until_ns > HELD_UP_NS and not self._held_up:
             self._held_up = True
-            self._write_until_ns = monotonic_ns + HELD_UP_NS
+            self._write_until_ns = monotonic_ns + HEARD_NS
             return
         raise JournalUnknown(
             f"the disk has not answered for {self._write_within_ns / SECOND_NS:g} s; whether the last commit "

@@ -15,6 +15,7 @@ from apps.drones.drone import Drone
 from apps.drones.fleet import make_fleet
 from apps.drones.mavlink import MavlinkDrone, Plane
 from apps.drones.messages import ArmBox, Commission, Fix, Grip, Land, Release, Site, Steer, TakeJob
+from apps.drones.parcels import NEAR_M
 from apps.drones.world import World
 from stigmergy import (
     Action,
@@ -158,7 +159,8 @@ async def test_one_course_from_the_ground_goes_up_and_then_there_and_a_landing_f
             if rig.fix.x > HOME[0] + 20.0:
                 assert rig.fix.z > 28.0, "it goes down on the way"
             await asyncio.sleep(0.01)
-        await until(lambda: rig.is_at(*HOME, 0.0))
+        # It is `PACE` times as fast as we are: what we saw last of it may be some metres old.
+        assert math.dist((rig.fix.x, rig.fix.y), HOME) < NEAR_M
         assert rig.drone.problem == ""
 
 
