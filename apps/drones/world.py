@@ -348,7 +348,7 @@ class _Witness:
 
     def write(self, fact: Fact) -> None:
         self.facts.append(fact)
-        if self._lines is not None:
+        if self._lines is not None and not self._lines.closed:  # an order may come behind the end of a run
             self._lines.write(self._encoder.encode(fact) + b"\n")
 
     def tick(self, position: NDArray[np.float64]) -> None:
