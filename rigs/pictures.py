@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 from rigs.browser import running_browser
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images"
 AGENTS = 1_500
+DRONES = 500
 WAIT_MS = 90_000
 SETTLE_MS = 8_000
 """So long agents fly before a picture is taken, so that there are trails and a chart."""
+SWARM_MS = 95_000
 
 
 def wait(page: Page, expression: str) -> None:
@@ -29,7 +32,7 @@ def wait(page: Page, expression: str) -> None:
 
 def take(page: Page, name: str) -> None:
     """Writes a picture."""
-    path = FOLDER / f"watching-{name}.jpg"
+    path = FOLDER / f"{name}.jpg"
     page.screenshot(path=path, type="jpeg", quality=85)
     print(path.name, path.stat().st_size, "bytes")
 
@@ -40,7 +43,7 @@ def photograph(page: Page, url: str) -> None:
     page.goto(url)
     wait(page, f"(globalThis.stigmergyMap?.positions.shown ?? 0) >= {AGENTS}")
     page.wait_for_timeout(SETTLE_MS)
-    take(page, "map")
+    take(page, "watching-map")
 
     page.keyboard.press("/")
     page.keyboard.type("D-1042")
@@ -53,12 +56,12 @@ def photograph(page: Page, url: str) -> None:
         page.get_by_role("button", name="Zoom in").click()
     page.get_by_role("button", name="Follow", exact=True).click()
     page.wait_for_timeout(SETTLE_MS)
-    take(page, "agent")
+    take(page, "watching-agent")
 
     page.keyboard.press("Escape")
     page.keyboard.press("4")
     page.wait_for_timeout(SETTLE_MS)
-    take(page, "fleet")
+    take(page, "watching-fleet")
 
     page.keyboard.press("t")
     page.keyboard.press("1")
@@ -68,11 +71,32 @@ def photograph(page: Page, url: str) -> None:
     page.keyboard.press("3")
     page.get_by_role("row").nth(20).wait_for()
     page.wait_for_timeout(3_000)
-    take(page, "past")
+    take(page, "watching-past")
+
+
+def photograph_swarm(browser: Browser) -> None:
+    """The one of the README: what `make demo` shows after a minute and a half, closed airspace included."""
+    size = ["--drones", str(DRONES), "--minutes", "2", "--share", "2.5", "--around", "180", "--drain", "1"]
+    command = [sys.executable, "-u", "-m", "apps.drones", *size, "--faults", "zone,two-drones"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as swarm:
+        try:
+            assert swarm.stdout is not None
+            line = next(line for line in swarm.stdout if "the page: " in line)
+            page = browser.new_page(viewport={"width": 1280, "height": 760}, color_scheme="light")
+            page.goto(line.rpartition("the page: ")[2].strip())
+            wait(page, f"(globalThis.stigmergyMap?.positions.shown ?? 0) >= {DRONES}")
+            page.wait_for_timeout(SWARM_MS)
+            take(page, "swarm")
+        finally:
+            swarm.send_signal(signal.SIGINT)  # so that it ends its nodes and its broker
 
 
 def main() -> None:
-    """Starts a fleet, takes the pictures, ends it."""
+    """Starts a fleet, takes the pictures, ends it; `swarm` as an argument takes that one only."""
+    if sys.argv[1:] == ["swarm"]:
+        with running_browser() as browser:
+            photograph_swarm(browser)
+        return
     with tempfile.TemporaryDirectory() as folder, running_browser() as browser:
         where = ["--listen", "127.0.0.1:0", "--tokens", "moving.tokens", "--journal", "sqlite:moving.db"]
         size = ["--agents", str(AGENTS), "--plain", "--rate", "0.5"]
@@ -84,6 +108,7 @@ def main() -> None:
                 photograph(page, fleet.stdout.readline().strip())
             finally:
                 fleet.terminate()
+        photograph_swarm(browser)
 
 
 if __name__ == "__main__":
