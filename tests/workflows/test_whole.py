@@ -97,6 +97,13 @@ async def test_a_run_its_drone_and_its_gateway_are_at_three_nodes(bus: str) -> N
         assert planned == ["gateway"] * 3
         assert gateway.agents() == ["Place/gateway.Delivery.J1.PlanRoute", "Place/gateway.Delivery.J2.PlanRoute"]
 
+        # People ask any node.
+        assert await base.send("Delivery/J3", Deliver(drone="D1", parcel="P3"))
+        await until(lambda: flies(drone, "Delivery/J3", 1))
+        assert await gateway.send("Delivery/J3", st.CancelRun(reason="rain"))
+        await until(lambda: base.query("Delivery/J3").ended)
+        assert status(base, "Delivery/J3") == "undone"
+
 
 async def test_a_step_falls_back_when_its_place_is_away() -> None:
     planned: list[str] = []
