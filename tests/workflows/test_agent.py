@@ -78,7 +78,8 @@ def test_a_step_has_a_deadline() -> None:
 def test_an_event_that_fails_a_step_is_kept_with_it() -> None:
     run = given(flow(step("A", fails=Jammed))).when(Begin(), heard("A", Jammed()))
     assert run.agent.last(Jammed) == Jammed()
-    run.state(status="undone", reason="A: Jammed came")
+    run.state(status="undoing", reason="A: Jammed came")
+    assert run.agent.steps["undo A"].state == "begun", "its agent had accepted it"
 
 
 def test_what_comes_while_a_step_waits_to_be_tried_again_ends_it_if_it_says_done() -> None:

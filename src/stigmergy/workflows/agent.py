@@ -321,6 +321,8 @@ class _Flow:
         asked = [step for step in self._open(run) if run.steps[step.name].to == failed.to]
         if failed.message != spec_of(StepAsked).name or len(asked) != 1 or run.steps[asked[0].name].tried > 1:
             return ()  # it may be of another step or of an earlier try: their time runs out
+        if asked[0].name.startswith(UNDO):
+            return ()  # it may be of the step that is undone, to the same agent: two undos would be one too many
         if not self._waits(run, asked[0].name):
             return ()
         return self._fail(run, asked[0], f"{failed.to} was not reached: {failed.reason}", unknown=True)
@@ -342,7 +344,8 @@ class _Flow:
         if type(event) is step.on:
             return self._go_back(run, step, event)
         if type(event) is step.fails:
-            return self._fail(run, step, f"{type(event).__name__} came", kept=(event,))
+            # Its agent had accepted it, and may have done a part of it.
+            return self._fail(run, step, f"{type(event).__name__} came", kept=(event,), unknown=True)
         return ()  # the action is carried out, and the step waits for an event
 
     def claimed(self, run: Any, verdict: Granted | Denied | Lost | Released) -> Events:
