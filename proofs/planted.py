@@ -119,8 +119,10 @@ def read_plant(path: Path) -> Plant:
     if list(said) != list(HEADER) or not all(said.values()):
         raise BadPlant(f"{path.name}: begin it with lines '# {HEADER[0]}: …', '# {HEADER[1]}: …', '# {HEADER[2]}: …'")
     touched = tuple(_TOUCHED.findall(text))
-    if not touched or not all(file.startswith("src/stigmergy/") for file in touched):
-        raise BadPlant(f"{path.name}: it must change files in src/stigmergy and nothing else, it changes {touched}")
+    if not touched or not all(file.startswith(("src/stigmergy/", "apps/")) for file in touched):
+        raise BadPlant(
+            f"{path.name}: it must change files in src/stigmergy or apps and nothing else, it changes {touched}"
+        )
     words = shlex.split(said["Caught by"])
     if words[:2] != ["python", "-m"] or words[2] not in RUNNERS:
         raise BadPlant(f"{path.name}: a command is python -m, one of {', '.join(RUNNERS)}, and arguments")

@@ -129,7 +129,7 @@ async def test_refusals_leave_no_file_open(path: Path, monkeypatch: pytest.Monke
         again.continue_from(first.commits[0])
         with pytest.raises(JournalFull):
             await journal.append(again.group([0], bytes(3_000)))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before, "fewer are those that an earlier test has left"
     monkeypatch.undo()
     await journal.append(chain.group([0], bytes(3_000)))
     await journal.close()
