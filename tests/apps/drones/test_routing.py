@@ -118,7 +118,7 @@ def zones(draw: some.DrawFn) -> ClosedZone:
 
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # shapely, of very flat polygons: it answers all the same
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(some.lists(zones(), min_size=1, max_size=5), coordinates, coordinates, coordinates, coordinates)
 def test_no_way_leads_through_a_closed_zone(many: list[ClosedZone], x0: float, y0: float, x1: float, y1: float) -> None:
     start, to = Site(x0, y0), Site(x1, y1)
