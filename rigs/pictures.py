@@ -14,7 +14,8 @@ from rigs.browser import running_browser
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images"
 AGENTS = 1_500
-DRONES = 500
+DRONES = 320
+"""Of four zones by two: they fill a picture that is wider than high."""
 WAIT_MS = 90_000
 SETTLE_MS = 8_000
 """So long agents fly before a picture is taken, so that there are trails and a chart."""
@@ -75,17 +76,19 @@ def photograph(page: Page, url: str) -> None:
 
 
 def photograph_swarm(browser: Browser) -> None:
-    """The one of the README: what `make demo` shows after a minute and a half, closed airspace included."""
-    size = ["--drones", str(DRONES), "--minutes", "2", "--share", "2.5", "--around", "180", "--drain", "1"]
+    """The one of the README: a swarm after a minute and a half, with closed airspace and two failed drones."""
+    size = ["--drones", str(DRONES), "--minutes", "2", "--share", "1.6", "--around", "180", "--drain", "1"]
     command = [sys.executable, "-u", "-m", "apps.drones", *size, "--faults", "zone,two-drones"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as swarm:
         try:
             assert swarm.stdout is not None
             line = next(line for line in swarm.stdout if "the page: " in line)
-            page = browser.new_page(viewport={"width": 1280, "height": 760}, color_scheme="light")
+            page = browser.new_page(viewport={"width": 1280, "height": 640}, color_scheme="light")
+            page.set_default_timeout(WAIT_MS)
             page.goto(line.rpartition("the page: ")[2].strip())
             wait(page, f"(globalThis.stigmergyMap?.positions.shown ?? 0) >= {DRONES}")
             page.wait_for_timeout(SWARM_MS)
+            page.locator(".fresh.good").wait_for()
             take(page, "swarm")
         finally:
             swarm.send_signal(signal.SIGINT)  # so that it ends its nodes and its broker

@@ -18,6 +18,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,23 @@ MUST_BE_ZERO = (
     "batteries_empty_in_the_air",
     "double_held_pads",
 )
+NOTICED_S = 10.0
+"""A link that is cut so soon after a drone has failed may keep that from everybody."""
 SHOWN_MAX = 20
 Floats = NDArray[np.float64]
 Cells = NDArray[np.int64]
+
+
+class TakeOver(Struct, frozen=True, omit_defaults=True):
+    """A drone failed that had a job, and another one got it."""
+
+    job: str
+    failed: str
+    kind: str
+    """What of it failed."""
+    by: str = ""
+    """Nobody, if the run ended before."""
+    after_s: float | None = None
 
 
 class Findings(Struct):
@@ -90,6 +105,14 @@ class Findings(Struct):
     """Jobs of failed drones that another one got."""
     reassignment_p50_s: float = 0.0
     reassignment_p99_s: float = 0.0
+    reassigned_cut_off: int = 0
+    """Of them, those that nobody could know of: the drone's region was cut off from all others."""
+    reassignment_linked_p99_s: float = 0.0
+    """Of all others."""
+    reassignment_rejoined_s_max: float = 0.0
+    """Of these, since the link was back."""
+    take_overs: list[TakeOver] = []
+    """The first few."""
     delivery_mean_s: float = 0.0
     missed_deadlines: int = 0
     drones: int = 0
@@ -129,6 +152,14 @@ class Zone(Struct, frozen=True):
     announced_t: float
 
 
+class Cut(Struct, frozen=True):
+    """A region is cut off from all others."""
+
+    region: str
+    begin_t: float
+    end_t: float
+
+
 class Drop(Struct, frozen=True):
     """A parcel was put into a box."""
 
@@ -148,6 +179,7 @@ class Witness(Struct):
     drops: list[Drop] = []
     spells: list[Spell] = []
     zones: list[Zone] = []
+    cuts: list[Cut] = []
     empty: list[tuple[str, float]] = []
     positions: NDArray[np.float32] = msgspec.field(default_factory=lambda: np.zeros((0, 0, 3), np.float32))
 
@@ -179,6 +211,7 @@ def read_witness(folder: Path) -> Witness:
     names: dict[int, str] = {}
     began: dict[tuple[str, str], float] = {}
     zones: dict[str, Zone] = {}
+    cut: dict[str, float] = {}
     for fact in read_lines(folder / "world.jsonl"):
         match fact["fact"]:
             case "world":
@@ -198,6 +231,10 @@ def read_witness(folder: Path) -> Witness:
             case "zone_opened":
                 zone = zones[fact["name"]]
                 zones[fact["name"]] = structs.replace(zone, until_t=min(zone.until_t, fact["t"]))
+            case "cut_off":
+                cut[fact["name"]] = fact["t"]
+            case "joined":
+                found.cuts.append(Cut(fact["name"], cut.pop(fact["name"]), fact["t"]))
             case "battery_empty":
                 if (fact["drone"], "motor") not in began:
                     found.empty.append((fact["drone"], fact["t"]))
@@ -412,21 +449,46 @@ def check_jobs(found: Findings, witness: Witness, logged: Logged, answers: dict[
 
 def check_reassignment(found: Findings, witness: Witness, logged: Logged) -> None:
     """How long after a drone failed its job was given to the next one."""
-    by_drone: dict[str, list[tuple[str, Given, float]]] = defaultdict(list)
+    by_drone: dict[str, list[tuple[str, Given, Given | None]]] = defaultdict(list)
     dropped = {(drop.job, drop.drone): drop.t for drop in witness.drops}
     for name, job in logged.jobs.items():
-        for place, given in enumerate(job.given):
-            next_t = job.given[place + 1].t if place + 1 < len(job.given) else float("inf")
-            by_drone[given.drone].append((name, given, next_t))
-    times = []
+        for given, later in zip_longest(job.given, job.given[1:]):
+            by_drone[given.drone].append((name, given, later))
+    linked: list[float] = []
+    hidden: list[float] = []
+    rejoined: list[float] = []
+    take_overs: list[TakeOver] = []
     for spell in witness.spells:
-        for name, given, next_t in by_drone.get(spell.drone, ()):
+        for name, given, later in by_drone.get(spell.drone, ()):
+            next_t = float("inf") if later is None else later.t
             done_t = dropped.get((name, spell.drone), float("inf"))
-            if given.t <= spell.begin_t < min(next_t, done_t) and next_t < float("inf"):
-                times.append(next_t - spell.begin_t)
-    found.failures, found.reassigned = len(witness.spells), len(times)
-    if times:
-        found.reassignment_p50_s, found.reassignment_p99_s = (float(np.percentile(times, p)) for p in (50, 99))
+            if not given.t <= spell.begin_t < min(next_t, done_t):
+                continue
+            if later is not None:
+                after_s = next_t - spell.begin_t
+                since_s = [next_t - cut.end_t for cut in witness.cuts if hides(cut, spell, next_t)]
+                (hidden if since_s else linked).append(after_s)
+                rejoined += since_s
+                take_overs.append(TakeOver(name, spell.drone, spell.kind, later.drone, after_s))
+            elif done_t == float("inf") and not logged.jobs[name].ended:
+                take_overs.append(TakeOver(name, spell.drone, spell.kind))
+    found.take_overs = take_overs[:SHOWN_MAX]
+    found.failures = len(witness.spells)
+    found.reassigned, found.reassigned_cut_off = len(linked) + len(hidden), len(hidden)
+    found.reassignment_p50_s, found.reassignment_p99_s = (percentile(linked + hidden, share) for share in (50, 99))
+    found.reassignment_linked_p99_s = percentile(linked, 99)
+    found.reassignment_rejoined_s_max = max(rejoined, default=0.0)
+
+
+def percentile(times: Sequence[float], share: float) -> float:
+    """0 without any."""
+    return float(np.percentile(times, share)) if times else 0.0
+
+
+def hides(cut: Cut, spell: Spell, next_t: float) -> bool:
+    """Whether nobody could give away the job of a failed drone before its region had its link again."""
+    is_behind = spell.drone.startswith(f"{cut.region}-")
+    return is_behind and cut.begin_t - NOTICED_S < spell.begin_t < cut.end_t < next_t
 
 
 # ------------------------------------------------------------------ the air

@@ -13,15 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from apps.drones import quality
 from apps.drones.cluster import ClusterSwarm
-from apps.drones.faults import FAULTS, all_of
+from apps.drones.faults import FAULTS, all_of, impossible
+from apps.drones.findings import show
 from apps.drones.plan import AROUND_M, BUSY_SHARE, make_plan
-from apps.drones.run import Options, Swarm, Trouble
+from apps.drones.run import SPEED_MAX, Options, Swarm, Trouble
 from apps.drones.telemetry import RATE_HZ
 from stigmergy.testing.brokers import NoBroker
+
+SPEED_HELP = f"""let the world run N times as fast as the clock, up to {SPEED_MAX:g}; flights, sensors, silence and
+closed airspace have the world's time; messages, leases, rounds of dispatchers and restarts have the clock's, and so
+take N times as long in the world"""
+
+
+def read_speed(text: str) -> float:
+    """From 1 to `SPEED_MAX`."""
+    speed = float(text)
+    if not 1.0 <= speed <= SPEED_MAX:
+        why = "tracks would be too old when others hear of them" if speed > SPEED_MAX else "the world is no slower"
+        raise argparse.ArgumentTypeError(f"{text}: give 1 to {SPEED_MAX:g}; {why}")
+    return speed
 
 
 def read_faults(text: str) -> tuple[str, ...]:
@@ -44,6 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=2.0, help="for so long customers place jobs")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--faults", type=read_faults, default=(), metavar="all|NAME,NAME", help=", ".join(FAULTS))
+    parser.add_argument("--speed", type=read_speed, default=1.0, metavar="N", help=SPEED_HELP)
     parser.add_argument("--share", type=float, default=BUSY_SHARE, help="of the drones that are to be busy")
     parser.add_argument("--around", type=float, default=AROUND_M, metavar="M", help="so far off customers live")
     parser.add_argument("--drain", type=float, default=900.0, metavar="S", help="wait so long for jobs to end, at most")
@@ -54,6 +68,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cluster", action="store_true", help="on three NATS servers and two workers, not on five nodes"
     )
+    parser.add_argument("--by-hand", action="store_true", help="say what starts the cluster, and wait for it")
     parser.add_argument(
         "--telemetry", type=float, nargs="?", const=RATE_HZ, default=0.0, metavar="HZ", help="sample the airframes too"
     )
@@ -71,28 +86,16 @@ async def fly(options: argparse.Namespace, folder: Path, console: Console) -> di
         journal=options.journal,
         serve=options.serve,
         faults=options.faults,
+        speed=options.speed,
         telemetry_hz=options.telemetry,
         stay=options.stay,
+        by_hand=options.by_hand,
     )
     kind = ClusterSwarm if options.cluster else Swarm
-    swarm = kind(plan, folder, settings, lambda text: console.print(text, highlight=False))
+    swarm = kind(
+        plan, folder, settings, lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
+    )
     return {"seed": options.seed, **await swarm.run(all_of)}
-
-
-def show(console: Console, found: dict[str, Any]) -> None:
-    """A table for people."""
-    table = Table(show_header=False, box=None)
-    for key, value in found.items():
-        if key in ("details", "faults"):
-            continue
-        if isinstance(value, dict):
-            value = ", ".join(
-                f"{name} {one:.2f}" if isinstance(one, float) else f"{name} {one}" for name, one in value.items()
-            )
-        table.add_row(key, f"{value:.2f}" if isinstance(value, float) else str(value))
-    console.print(table)
-    for line in (*found["faults"], *found["details"]):
-        console.print(line, highlight=False)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,6 +106,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(words)
     if options.telemetry and options.cluster:
         print("--telemetry needs rings, which workers of a cluster do not have: leave out --cluster", file=sys.stderr)
+        return 2
+    if options.by_hand and not options.cluster:
+        print("--by-hand is for a cluster: add --cluster", file=sys.stderr)
+        return 2
+    if why := impossible(options.faults, options.cluster):
+        print(f"--faults {why}", file=sys.stderr)
+        return 2
+    if options.speed > 1.0 and options.cluster:
+        print(
+            "--speed: sensors of a cluster measure by the clock, not by the world: leave out --cluster",
+            file=sys.stderr,
+        )
         return 2
     console = Console(stderr=options.json)
     try:

@@ -7,10 +7,8 @@ regions are told if a border of regions is at most two columns away. A copy with
 
 from __future__ import annotations
 
-from typing import Any
-
 from apps.drones.airways import area_m2, is_simple
-from apps.drones.area import BORDER_M, Area, Point, place_of
+from apps.drones.area import BORDER_M, Area, place_of
 from apps.drones.messages import ClosedZone, CloseZone, OpenZone, ZoneClosed, ZoneOpened
 from stigmergy import Agent, Effect, Effects, Event, Events, Tell, Timer, Woken, decide, evolve, react, reject
 
@@ -138,20 +136,3 @@ def sectors_of(area: Area, zone: ClosedZone) -> list[str]:
         for row in range(first[1], last[1] + 1):
             found += [f"{area.zone(column, row)}@{region}" for region in of]
     return found
-
-
-def as_geojson(zones: tuple[ClosedZone, ...]) -> dict[str, Any]:
-    """The closed zones as a layer of the map."""
-
-    def ring(corners: tuple[Point, ...]) -> list[Point]:
-        return [*corners, corners[0]]
-
-    features = [
-        {
-            "type": "Feature",
-            "properties": {"name": zone.name, "floor_m": zone.floor_m, "ceiling_m": zone.ceiling_m},
-            "geometry": {"type": "Polygon", "coordinates": [ring(zone.corners)]},
-        }
-        for zone in zones
-    ]
-    return {"type": "FeatureCollection", "features": features}

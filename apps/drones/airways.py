@@ -17,7 +17,8 @@ Why two drones above the floor never come nearer than 10 m and 4 m at once:
    waits `ANNOUNCE_S`, and begins only if it was not warned. A drone below the floor waits there.
    While it waits it gives way to all that would be in its way (`give_way_s`); when it moves, it has priority.
 6. For each pair exactly one gives way (`gives_way`). It takes the nearest level where, and on the way to which, nothing
-   heard comes too near; without one it holds; if it hovers already, it goes `aside`.
+   heard comes too near; without one it holds; if it hovers already, it goes `aside`, by a way on which nobody is near.
+   One that has just risen above the floor goes back below it.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ LINGER_S = 5.0
 GROUND_M = 10.0
 OUTSIDE_M = 30.0
 CRUISE_M_S = 15.0
+PULL_M_S2 = 3.0
+ASIDE_S = 10
+"""So long it takes to go aside."""
 _FAR_M2 = (NEAR_M + 2 * TURN_S * CRUISE_M_S + 2 * HOVERS_M_S * HORIZON_S) ** 2
 ZONE_HEIGHT_M = 5.0
 """So far above and below a closed zone nobody flies."""
@@ -148,7 +152,7 @@ def _conflict(a: Track, b: Track, now_t: float, from_s: float) -> float | None:
     if begin > end:
         return None
     climb_a, climb_b = _climb(a, az), _climb(b, bz)
-    if climb_a is None or climb_b is None or (az < FLOOR_M and bz < FLOOR_M):
+    if climb_a is None or climb_b is None or (a.z < FLOOR_M and b.z < FLOOR_M):
         return None
     if climb_a[1] == 0.0 and climb_b[1] == 0.0:
         return begin if abs(climb_a[0] - climb_b[0]) < NEAR_HEIGHT_M else None
@@ -203,7 +207,8 @@ def give_way_s(name_a: str, a: Track, name_b: str, b: Track, now_t: float) -> fl
     """The seconds until a conflict in which a has to give way to b; None if there is none, or b has to.
 
     A drone that has only announced a change of its height gives way, by waiting, to all that would be in its way. What
-    it is now, hovering or in level flight, keeps its priority.
+    it is now, hovering or in level flight, keeps its priority. If both have announced one, the one waits that has to
+    pass the other.
     """
     now_s = conflict_s(steady(a), steady(b), now_t)
     if now_s is not None:
@@ -215,9 +220,19 @@ def give_way_s(name_a: str, a: Track, name_b: str, b: Track, now_t: float) -> fl
     if soon is None:
         return None
     # Below the floor a drone counts as one that begins to rise, whatever it announces.
-    if wants_a != wants_b and a.z >= FLOOR_M and b.z >= FLOOR_M:
-        return soon if wants_a else None
+    if a.z >= FLOOR_M and b.z >= FLOOR_M:
+        if wants_a != wants_b:
+            return soon if wants_a else None
+        blocked_a, blocked_b = _is_between(b, a), _is_between(a, b)
+        if blocked_a != blocked_b:
+            return soon if blocked_a else None
     return soon if gives_way(name_a, a, name_b, b) else None
+
+
+def _is_between(one: Track, wants: Track) -> bool:
+    """Whether one is where the other one has to go through, or wants to end."""
+    ahead, far = one.z - wants.z, wants.to_z - wants.z
+    return ahead * far > 0.0 and abs(ahead) < abs(far) + NEAR_HEIGHT_M
 
 
 def conflicts(tracks: Sequence[tuple[str, Track]], now_t: float) -> list[tuple[float, int, int]]:
@@ -307,15 +322,46 @@ def free_s(name: str, own: Track, others: Traffic, now_t: float, level: float) -
 
 
 def aside(name: str, own: Track, others: Traffic, now_t: float) -> Point | None:
-    """Where a drone that hovers goes, at its height, if it must give way and no level is free. None: nowhere."""
+    """Where a drone that hovers goes, at its height, if it must give way and no level is free. None: nowhere.
+
+    There nobody comes too near, and on the way nobody does, or not as near as if it stayed.
+    """
     x, y, z = at(own, now_t)
+    around = [track for other, track in others if other != name]
+    least, best = _nearness(own, around, now_t, 0.0, 0.0), None
     for far_m in (2 * NEAR_M, 4 * NEAR_M):
         for eighth in range(8):
-            there_x, there_y = x + far_m * cos(eighth * pi / 4), y + far_m * sin(eighth * pi / 4)
-            there = replace(own, t=now_t, x=there_x, y=there_y, z=z, vx=0.0, vy=0.0, vz=0.0, to_z=z)
-            if all(other == name or conflict_s(there, track, now_t) is None for other, track in others):
-                return there_x, there_y
-    return None
+            east, north = far_m * cos(eighth * pi / 4), far_m * sin(eighth * pi / 4)
+            there = replace(own, t=now_t, x=x + east, y=y + north, z=z, vx=0.0, vy=0.0, vz=0.0, to_z=z)
+            if any(conflict_s(there, track, now_t) is not None for track in around):
+                continue
+            near = _nearness(own, around, now_t, east, north)
+            if near == 0.0:
+                return there.x, there.y
+            if near < least:
+                least, best = near, (there.x, there.y)
+    return best
+
+
+def _nearness(own: Track, around: Sequence[Track], now_t: float, east: float, north: float) -> float:
+    """How near, and how long, others are to one that sets out to a place so far away, from a hover, at its height."""
+    x, y, z = at(own, now_t)
+    far_m, found = hypot(east, north), 0.0
+    for track in around:
+        other_x, other_y, other_z = at(track, now_t)
+        climb = _climb(track, other_z)
+        if climb is None:
+            continue
+        wants, vx, vy = _wants(track), *((0.0, 0.0) if _hovers(track) else (track.vx, track.vy))
+        for s in range(ASIDE_S):
+            # One that has only announced a change may begin it at any time.
+            low, high = sorted((other_z, track.to_z)) if wants else _band(climb, track.to_z >= 0, s)
+            if low - z < NEAR_HEIGHT_M and z - high < NEAR_HEIGHT_M:
+                share = min(0.5 * PULL_M_S2 * s * s, CRUISE_M_S * s, far_m) / far_m if far_m else 0.0
+                found += max(
+                    NEAR_M - hypot(other_x + vx * s - x - east * share, other_y + vy * s - y - north * share), 0
+                )
+    return found
 
 
 # ------------------------------------------------------------------ closed zones

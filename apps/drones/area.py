@@ -22,6 +22,7 @@ FLOOR_M = 40.0
 """Below this height a drone is in a column that is its own: above its stand, or above a cell that it has claimed."""
 LEVELS_M = (45.0, 55.0, 65.0, 75.0, 85.0, 95.0, 105.0, 115.0)
 """The heights at which drones cross the country."""
+PADS_PER_ZONE = 8
 SEPARATION_M, SEPARATION_HEIGHT_M = 10.0, 4.0
 """Nearer than both, two drones are too close."""
 BORDER_M = 400.0
@@ -39,12 +40,18 @@ class Area(Struct, frozen=True):
     regions: int
     stands: int = 8
     """Stands in a row, and rows of them, in the middle of each zone."""
+    pads: int = PADS_PER_ZONE
+    """Charging pads of each zone."""
 
     def zone_at(self, x: float, y: float) -> str:
         """The zone of a point; of one outside, the nearest."""
-        column = min(max(int(x // self.zone_m), 0), self.columns - 1)
-        row = min(max(int(y // self.zone_m), 0), self.rows - 1)
-        return self.zone(column, row)
+        return self.zone(self._column_at(x), self._row_at(y))
+
+    def _column_at(self, x: float) -> int:
+        return min(max(int(x // self.zone_m), 0), self.columns - 1)
+
+    def _row_at(self, y: float) -> int:
+        return min(max(int(y // self.zone_m), 0), self.rows - 1)
 
     def zone(self, column: int, row: int) -> str:
         """The name of the zone in this column and row."""
@@ -61,11 +68,11 @@ class Area(Struct, frozen=True):
     def zones_near(self, x: float, y: float, near_m: float = BORDER_M) -> list[str]:
         """The zones that are at most so far from a point, that of the point first."""
         found = [self.zone_at(x, y)]
-        for dx in (-near_m, 0.0, near_m):
-            for dy in (-near_m, 0.0, near_m):
-                zone = self.zone_at(x + dx, y + dy)
-                if zone not in found:
-                    found.append(zone)
+        columns = range(self._column_at(x - near_m), self._column_at(x + near_m) + 1)
+        rows = range(self._row_at(y - near_m), self._row_at(y + near_m) + 1)
+        if len(columns) > 1 or len(rows) > 1:  # mostly it is far from all borders
+            zones = (self.zone(column, row) for column in columns for row in rows)
+            found += [zone for zone in zones if zone != found[0]]
         return found
 
     def neighbours(self, zone: str) -> list[str]:
@@ -113,6 +120,12 @@ def cell_name(x: float, y: float) -> str:
     return f"cell-{column}-{row}"
 
 
+def place_of_cell(name: str) -> Point:
+    """The centre of the cell that `cell_name` has named so."""
+    column, row = name.split("-")[1:]
+    return (int(column) + 0.5) * CELL_M, (int(row) + 0.5) * CELL_M
+
+
 def stand_of(area: Area, zone: str, number: int) -> Point:
     """Where drone `number` of a zone is at home: stands are every second cell of a square in the zone's middle."""
     x, y = area.corner(zone)
@@ -126,6 +139,12 @@ def pad_of(area: Area, zone: str, number: int) -> Point:
     """Where charging pad `number` of a zone is: between the stands, so that it is nobody's."""
     x, y = stand_of(area, zone, number)
     return x + CELL_M, y
+
+
+def place_of_pad(area: Area, name: str) -> Point:
+    """Where a pad is that is claimed as `pad-r2-0705-3`."""
+    zone, _, number = name.partition("-")[2].rpartition("-")
+    return pad_of(area, zone, int(number))
 
 
 def is_reserved(area: Area, x: float, y: float) -> bool:

@@ -1,4 +1,5 @@
-"""The same run on a cluster: `stigmergy up` with three servers and two workers, on this machine.
+"""The same run on a cluster: `stigmergy up` with three servers and two workers, on this machine; or one that somebody
+starts by hand, who is told what to type.
 
 Drones have sensors of their own there, and workers share the shards of the fleet by zone. The checker reads the logs
 from the servers, which still run then.
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -23,9 +26,8 @@ from apps.drones.run import START_S_MAX, STOP_S_MAX, Swarm, Trouble, check, cpu_
 from stigmergy.testing.brokers import free_port
 
 SERVERS, WORKERS = 3, 2
+LEASES = f"KV_stig-cluster-{FLEET}"
 LOOK_S = 0.5
-PORTS = 4
-"""Of a server; their client ports follow each other."""
 
 
 class ClusterSwarm(Swarm):
@@ -41,32 +43,39 @@ class ClusterSwarm(Swarm):
         """The folder of the cluster."""
         return self.folder / "cluster"
 
+    def command(self) -> list[str]:
+        """The words after `stigmergy` that bring the cluster up."""
+        words = ["up", "apps.drones.fleet:fleet", "--data", str(self.data)]
+        words += ["--nodes", str(SERVERS), "--workers", str(WORKERS)]
+        return [*words, "--serve", self.url.removeprefix("http://")]
+
     async def start_nodes(self, server: WorldServer, stack: contextlib.AsyncExitStack) -> None:
-        """Starts servers, workers and the API."""
-        serve = self.options.serve
-        host, _, port = serve.rpartition(":")
-        serve = f"{host}:{free_port()}" if port == "0" else serve
-        log = stack.enter_context((self.folder / "cluster.log").open("w", encoding="utf-8"))
-        base = free_port()
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "stigmergy", "up", "apps.drones.fleet:fleet", "--data", str(self.data)),
-            *("--nodes", str(SERVERS), "--workers", str(WORKERS), "--port", str(base), "--serve", serve),
-            cwd=self.folder,
-            env=environment(**{WORLD: server.url, FOLDER: str(self.folder)}),
-            stdout=log,
-            stderr=log,
-        )
-        stack.push_async_callback(self.stop_nodes)
-        self.url = f"http://{serve}"
-        self.nats = "nats://" + ",".join(f"127.0.0.1:{base + number}" for number in range(SERVERS))
+        """Starts servers, workers and the API; or says how, and waits until somebody has done it."""
+        host, _, port = self.options.serve.rpartition(":")
+        self.url = f"http://{host}:{free_port() if port == '0' else port}"
+        where = {WORLD: server.url, FOLDER: str(self.folder)}
+        if self.options.by_hand:
+            line = shlex.join([*(f"{name}={value}" for name, value in where.items()), "stigmergy", *self.command()])
+            self.say(f"type this in another terminal, in the folder that apps is in:\n{line}")
+        else:
+            log = stack.enter_context((self.folder / "cluster.log").open("w", encoding="utf-8"))
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "stigmergy", *self.command()),
+                cwd=self.folder,
+                env=environment(**where),
+                stdout=log,
+                stderr=log,
+            )
+            stack.push_async_callback(self.stop_nodes)
         await self._wait_ready()
+        of_fleet, *_ = (self.data / "urls.txt").read_text(encoding="utf-8").splitlines()
+        self.nats = "nats://" + of_fleet.rpartition("@")[2].partition("?")[0]  # on loopback no password is needed
 
     async def _wait_ready(self) -> None:
-        assert self._process is not None
         try:
-            async with asyncio.timeout(START_S_MAX):
+            async with asyncio.timeout(None if self.options.by_hand else START_S_MAX):
                 while not await asyncio.to_thread(self._is_ready):
-                    if self._process.returncode is not None:
+                    if self._process is not None and self._process.returncode is not None:
                         break
                     await asyncio.sleep(LOOK_S)
                 else:
@@ -91,9 +100,32 @@ class ClusterSwarm(Swarm):
         if refused:
             raise Trouble(f"{refused} agents cannot be put into service")
 
-    def kill_process(self, name: str) -> None:
-        """Kill -9 of a process of the cluster: worker-1, n2. `stigmergy up` starts it again."""
-        os.kill(int((self.data / f"{name}.pid").read_text()), signal.SIGKILL)
+    def signal_process(self, name: str, number: signal.Signals) -> None:
+        """worker-1, n2. What has ended `stigmergy up` starts again."""
+        os.kill(self._pid(name), number)
+
+    def busiest_worker(self) -> str:
+        """The one whose process has computed most."""
+        used = self.cpu_s()
+        return max((name for name in used if name.startswith("worker-")), key=used.__getitem__)
+
+    async def leading_server(self) -> str:
+        """As `stigmergy status` says."""
+        asked = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stigmergy", "status", "--nats", self.nats, "--json"),
+            env=environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        said, _ = await asked.communicate()
+        try:
+            streams = json.loads(said)["streams"]
+            return next(str(one["leader"]) for one in streams if one["name"] == LEASES and one["leader"])
+        except (ValueError, KeyError, StopIteration):
+            raise Trouble(f"nobody says which server leads {LEASES}: {said.decode(errors='replace')[:200]}") from None
+
+    def _pid(self, name: str) -> int:
+        return int((self.data / f"{name}.pid").read_text())
 
     def cpu_s(self) -> dict[str, float]:
         """Processor time of each process that runs now."""
@@ -101,7 +133,7 @@ class ClusterSwarm(Swarm):
         found = super().cpu_s()
         for name in names:
             with contextlib.suppress(OSError, ValueError):
-                found[name] = cpu_s_of(int((self.data / f"{name}.pid").read_text()))
+                found[name] = cpu_s_of(self._pid(name))
         return found
 
     async def judge(self) -> dict[str, Any]:
@@ -109,6 +141,8 @@ class ClusterSwarm(Swarm):
         self.say("the checker reads the logs of the cluster")
         found = await asyncio.to_thread(check, self.folder, (f"{self.nats}/{FLEET}",))
         await self.stop_nodes()
+        if self.options.by_hand:
+            self.say("the cluster is still up: Ctrl-C in its terminal ends it")
         return found
 
     async def stop_nodes(self) -> None:

@@ -1,6 +1,7 @@
 """The fleet: all kinds of agents, their workflows and views, and what fits them to a world.
 
-    DRONES_WORLD=tcp://127.0.0.1:7000 stigmergy up apps.drones.fleet:fleet --nodes 3 --workers 2
+    python -m apps.drones --drones 40 --minutes 2 --cluster --by-hand     # flies the world, and says what to type:
+    DRONES_WORLD=tcp://127.0.0.1:7000 DRONES_FOLDER=… stigmergy up apps.drones.fleet:fleet --nodes 3 --workers 2 …
 
 A node or worker reaches the world through `Controllers`. Where thousands of drones share a process, that process
 delivers whole frames of fixes (see node.py); with `sensors` each drone has a sensor of its own, as on an aircraft.
@@ -8,7 +9,6 @@ delivers whole frames of fixes (see node.py); with `sensors` each drone has a se
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from pathlib import Path
@@ -18,15 +18,15 @@ import msgspec
 
 from apps.drones import matching, routing
 from apps.drones.airspace import Airspace
-from apps.drones.area import Area, pad_of
+from apps.drones.area import Area
 from apps.drones.delivery import delivery, leg
 from apps.drones.dispatcher import Dispatcher
-from apps.drones.drone import PADS_PER_ZONE, Drone
+from apps.drones.drone import Drone
 from apps.drones.job import Job
 from apps.drones.link import RemoteWorld
+from apps.drones.map import fit_map
 from apps.drones.messages import (
     ArmBox,
-    ClosedZone,
     Fix,
     Grip,
     Land,
@@ -42,12 +42,15 @@ from apps.drones.plan import load_plan
 from apps.drones.sector import Sector
 from apps.drones.views import VIEWS
 from apps.drones.world import Controllers
-from stigmergy import Agent, Fleet, Order, Settings
+from stigmergy import Agent, Fleet, Order, Settings, WhenStale
 
 FLEET = "drones"
 FIX_S, TICK_S = 0.5, 1.0
 SHARDS = 16
 """Of a cluster; a node has one."""
+CLUSTER_SILENT_S = 15.0
+"""A log whose leader was killed takes no fixes until it has another one, 4 to 8 s later, 13 s on a busy machine. Drones
+fly by their last orders so long, to where these end, and see conflicts 25 s ahead; landed ones have to be fetched."""
 WORLD, FOLDER = "DRONES_WORLD", "DRONES_FOLDER"
 """In the environment: the address of the world, and the folder with the plan of the run."""
 _ZONE = re.compile(r"r\d+-\d{4}")
@@ -69,72 +72,16 @@ def zone_in(address: str) -> str:
     return address if found is None else found.group()
 
 
-class Layers:
-    """What the map shows beneath the drones."""
-
-    def __init__(self, area: Area | None = None) -> None:
-        self.area = area
-        self.closed: tuple[ClosedZone, ...] = ()
-        """Whoever runs the airspace keeps it up to date."""
-
-    def zones(self) -> dict[str, Any]:
-        """The squares that zones are."""
-        area = self.area
-        if area is None:
-            return _collection([])
-        right, top = area.columns * area.zone_m, area.rows * area.zone_m
-        lines = [[(column * area.zone_m, 0.0), (column * area.zone_m, top)] for column in range(area.columns + 1)]
-        lines += [[(0.0, row * area.zone_m), (right, row * area.zone_m)] for row in range(area.rows + 1)]
-        return _collection([_feature("", "LineString", line) for line in lines])
-
-    def pads(self) -> dict[str, Any]:
-        """The charging pads, as small squares."""
-        area = self.area
-        if area is None:
-            return _collection([])
-        found = []
-        for zone in area.zones():
-            for number in range(PADS_PER_ZONE):
-                x, y = pad_of(area, zone, number)
-                corners = [(x - 15, y - 15), (x + 15, y - 15), (x + 15, y + 15), (x - 15, y + 15), (x - 15, y - 15)]
-                found.append(_feature(f"pad-{zone}-{number}", "Polygon", [corners]))
-        return _collection(found)
-
-    def closed_zones(self) -> dict[str, Any]:
-        """Where nobody may fly now."""
-        return _collection([_feature(zone.name, "Polygon", [[*zone.corners, zone.corners[0]]]) for zone in self.closed])
-
-
-def _feature(name: str, kind: str, coordinates: Any) -> dict[str, Any]:
-    return {"type": "Feature", "properties": {"name": name}, "geometry": {"type": kind, "coordinates": coordinates}}
-
-
-def _collection(features: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "FeatureCollection", "features": features}
-
-
-def where(drone: Drone) -> tuple[float, float] | None:
-    """Its place on the map."""
-    return None if drone.area is None else (drone.x, drone.y)
-
-
-def heading(drone: Drone) -> float:
-    """Where it flies, in degrees from north."""
-    track = drone.shared
-    return 0.0 if track is None else math.degrees(math.atan2(track.vx, track.vy)) % 360
-
-
 def make_fleet(
     controllers: Controllers,
     *,
     sensors: bool = False,
     shards: int = 1,
-    layers: Layers | None = None,
+    area: Area | None = None,
     drone: type[Drone] = Drone,
     more: tuple[type[Agent], ...] = (),
 ) -> Fleet:
-    """The fleet, fitted to a world. `more` are compiled kinds that run beside it."""
-    layers = layers or Layers()
+    """The fleet, fitted to a world. `area` is for the map; `more` are compiled kinds that run beside it."""
     fleet = Fleet(
         FLEET,
         agents=[drone, Sector, Airspace, Job, Dispatcher, *more],
@@ -145,10 +92,7 @@ def make_fleet(
         compiled=list(more) if more else False,
         settings=SETTINGS,
     )
-    fleet.map(drone, at=where, heading=heading, colour=lambda one: one.mode, plane="xy", trail_s=20)
-    fleet.layer("zones", layers.zones)
-    fleet.layer("pads", layers.pads)
-    fleet.layer("closed-zones", layers.closed_zones)
+    fit_map(fleet, drone, area)
     _fit_actuators(fleet, controllers)
     _fit_workers(fleet)
     if sensors:
@@ -204,16 +148,44 @@ def _fit_sensors(fleet: Fleet, controllers: Controllers, drone: type[Drone]) -> 
         return Ticked(t=controllers.now_t())
 
 
-def find_world() -> RemoteWorld:
-    """The world whose address is in the environment."""
-    return RemoteWorld(os.environ.get(WORLD, "tcp://127.0.0.1:7000"))
+class NamedWorld(RemoteWorld):
+    """The world whose address is in the environment. Without one the fleet can be looked at, and not be run."""
+
+    def __init__(self) -> None:
+        self._is_named = WORLD in os.environ
+        super().__init__(os.environ.get(WORLD, "tcp://127.0.0.1:7000"))
+
+    async def open(self) -> None:
+        """Connects. Raises ValueError where no address is given: nobody would hear what the drones decide.
+
+        It also imports what computes: a worker whose first match had to do that stood still until its lease was over.
+        """
+        if not self._is_named:
+            raise ValueError(
+                f"{WORLD} is not set, so there is no world to fly in; "
+                "python -m apps.drones --cluster --by-hand starts one, and says what to type"
+            )
+        matching.load()
+        routing.load()
+        await super().open()
+
+
+class ClusterDrone(Drone, kind="Drone"):
+    """A drone whose log is on servers: it waits longer until it takes itself for blind."""
+
+    blind = WhenStale(Fix, after_s=CLUSTER_SILENT_S, then=Land(reason="its own sensors are silent"))
 
 
 def make_cluster_fleet() -> Fleet:
     """The fleet of a cluster: every worker has its own connection to the world."""
-    world, folder = find_world(), os.environ.get(FOLDER)
-    layers = Layers(None if folder is None else load_plan(Path(folder)).area)
-    made = make_fleet(world, sensors=True, shards=SHARDS, layers=layers)
+    area, folder = None, os.environ.get(FOLDER)
+    if folder is not None:
+        try:
+            area = load_plan(Path(folder)).area
+        except FileNotFoundError:
+            raise ValueError(f"{FOLDER} is {folder}, which has no plan.json; name the folder of the run") from None
+    world = NamedWorld()
+    made = make_fleet(world, sensors=True, shards=SHARDS, area=area, drone=ClusterDrone)
     made.attach(world)
     return made
 

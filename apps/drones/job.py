@@ -27,6 +27,7 @@ from apps.drones.messages import (
     BOX_FULL,
     ArmBox,
     ArmingFailed,
+    AskJob,
     AssignJob,
     BoxArmed,
     CancelJob,
@@ -70,6 +71,8 @@ TAKEN_S = 15.0
 """A drone that was told has to answer within this time."""
 FLY_S_MAX = 1800.0
 """And to deliver within this time."""
+ASK_S = 120.0
+"""How often it is asked whether it still has the job: it knows nothing of it if its log was lost."""
 GRACE_S = 900.0
 """A job without a drone is given up so long after its deadline."""
 REOPENED_MAX = 8
@@ -106,6 +109,10 @@ class OpenAgain(Timer):
 
 class NoAnswer(Timer):
     """The drone that was told has not answered."""
+
+
+class AskAgain(Timer):
+    """The drone is to be asked whether it still has it."""
 
 
 class TooLong(Timer):
@@ -322,6 +329,16 @@ class Job(Agent):
     def flies(self, event: JobAccepted) -> None:
         self.status, self.unanswered = "flying", 0
 
+    @react
+    def ask_later(self, event: JobAccepted) -> Effects:
+        yield AskAgain.wake(after_s=ASK_S)
+
+    @react
+    def ask(self, woken: Woken[AskAgain]) -> Effects:
+        if self.status in ("flying", "picked"):
+            yield Tell(f"Drone/{self.drone}", AskJob(job=self.id, token=self.token))
+            yield AskAgain.wake(after_s=ASK_S)
+
     @decide
     def picked(self, event: JobPicked) -> Events:
         if self._has(event) and self.status in ("assigned", "flying"):
@@ -352,7 +369,7 @@ class Job(Agent):
             yield from self._delivered(f"the box told {event.drone}")
             return
         yield event
-        yield from self._take_back(f"{event.drone}: {event.why}")
+        yield from self._take_back(f"{event.drone}: {event.why}", wait_s=event.wait_s)
 
     @decide
     def is_silent(self, event: DroneSilent) -> Events:
@@ -387,7 +404,8 @@ class Job(Agent):
             self.unanswered += 1
         else:
             self.reopened += 1
-        self.opens_s = self.now + (_pause_s(self.unanswered) if self.unanswered > 1 else 0.0)
+        pause_s = _pause_s(self.unanswered) if self.unanswered > 1 else 0.0
+        self.opens_s = self.now + max(pause_s, min(event.wait_s, BACKOFF_S_MAX))
         kept = [one for one in self.returned if one[0] != event.was][1 - RETURNED_COUNT :]
         self.returned = (*kept, (event.was, self.now))
         self.silent = event.was if event.silent_t else ""
@@ -428,14 +446,14 @@ class Job(Agent):
         """Whether this is from the drone that has the job now, and of this time."""
         return self.status in GIVEN and (event.drone, event.token) == (self.drone, self.token)
 
-    def _take_back(self, why: str, silent_t: float = 0.0) -> Iterator[Event]:
+    def _take_back(self, why: str, silent_t: float = 0.0, wait_s: float = 0.0) -> Iterator[Event]:
         """The drone does not deliver it: another one, under the next token, or the end."""
         if self.status != "assigned" and self.reopened >= REOPENED_MAX:
             yield from self._end("given_up", f"{REOPENED_MAX + 1} drones set out with it in vain; the last one: {why}")
         elif self.is_late:
             yield from self._end("given_up", f"there is no time left for another drone; {why}")
         else:
-            yield JobReopened(token=self.token + 1, why=why, was=self.drone, silent_t=silent_t)
+            yield JobReopened(self.token + 1, why, was=self.drone, silent_t=silent_t, wait_s=wait_s)
 
     def _end(self, how: str, why: str) -> Iterator[Event]:
         """Ends it; at once if no drone can have a parcel that the box would take."""

@@ -4,6 +4,9 @@ Over TCP on loopback go frames of a length and a list of messages in MessagePack
 the beginning of their names. It is told their names once, and twice a second what their flight controllers say, as one
 array. Orders go the other way, many in a frame, and each is answered.
 
+A client may say of each array that it has dealt with it. `behind_s` is then how far the slowest client is behind:
+whoever advances the world can wait for it.
+
 The client connects again by itself and repeats what was not answered: the world knows the keys of orders, so nothing is
 done twice. While the world is away for longer than `AWAY_S`, orders fail with Unreachable, which actuators try again.
 """
@@ -31,8 +34,10 @@ IN_FLIGHT_MAX = 10_000
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 UNSENT_BYTES_MAX = 8 * 1024 * 1024
 """A client that has not read so much is left out until it has: the next fixes are newer anyhow."""
+STUCK_S = 2.5
 ANSWER_S = 5.0
 AWAY_S = 2.0
+"""So long a world that is away is waited for; then orders fail, and so do sensors: what they have is too old."""
 RECONNECT_S = 0.2
 _LENGTH = struct.Struct(">I")
 
@@ -54,6 +59,12 @@ class Fixes(Struct, frozen=True, tag="fixes"):
 
     t: float
     data: bytes
+
+
+class Took(Struct, frozen=True, tag="took"):
+    """From a client: it has dealt with the fixes of this time."""
+
+    t: float
 
 
 class Ask(Struct, frozen=True, tag="ask"):
@@ -82,7 +93,7 @@ ERRORS: dict[str, type[StigmergyError]] = {
 }
 """In this order: StaleOrder is a DeviceRefused too."""
 _encoder = msgspec.msgpack.Encoder()
-_to_server = msgspec.msgpack.Decoder(list[Hello | Ask])
+_to_server = msgspec.msgpack.Decoder(list[Hello | Took | Ask])
 _to_client = msgspec.msgpack.Decoder(list[Names | Fixes | Answer])
 
 
@@ -122,6 +133,9 @@ class _Partner:
         self.rows: NDArray[np.intp] | None = None
         """Its drones; None until it has said hello."""
         self.skipped = 0
+        self.sent_t = self.took_t = 0.0
+        self.took_s: float | None = None
+        """When it last said that it has dealt with something; None: it never says so."""
 
     def send(self, messages: Sequence[Struct]) -> None:
         if messages and not self.writer.is_closing():
@@ -136,6 +150,7 @@ class WorldServer:
         self._host, self._port = place_of(listen)
         self._server: asyncio.Server | None = None
         self._partners: dict[asyncio.Task[None], _Partner] = {}
+        self._last: tuple[float, Frame] | None = None
         world.each_frame(self._framed)
 
     @property
@@ -147,6 +162,19 @@ class WorldServer:
     def skipped(self) -> int:
         """Fixes that clients were not sent because they had not read those before."""
         return sum(partner.skipped for partner in self._partners.values())
+
+    def behind_s(self) -> float:
+        """How far the slowest client is behind, in seconds of the world. One that has said nothing for `STUCK_S` is not
+        slow but stuck, or was stopped: nobody waits for it."""
+        now_s = asyncio.get_running_loop().time()
+        return max(
+            (
+                partner.sent_t - partner.took_t
+                for partner in self._partners.values()
+                if partner.took_s is not None and now_s - partner.took_s < STUCK_S
+            ),
+            default=0.0,
+        )
 
     async def open(self) -> None:
         """Begins to listen."""
@@ -168,6 +196,18 @@ class WorldServer:
             if partner.writer.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
                 partner.skipped += 1
             else:
+                partner.sent_t = t
+                partner.send([Fixes(t, frame[partner.rows].tobytes())])
+        self._last = (t, frame)
+
+    def repeat(self) -> None:
+        """Sends the last fixes again to clients that are not behind: while the world waits for others it measures
+        nothing new, and drones that hear nothing take their sensors for dead."""
+        if self._last is None:
+            return
+        t, frame = self._last
+        for partner in self._partners.values():
+            if partner.rows is not None and partner.took_t >= partner.sent_t == t:
                 partner.send([Fixes(t, frame[partner.rows].tobytes())])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -180,6 +220,8 @@ class WorldServer:
                 for message in _to_server.decode(await read_body(reader)):
                     if isinstance(message, Hello):
                         self._greet(partner, message)
+                    elif isinstance(message, Took):
+                        partner.took_t, partner.took_s = message.t, asyncio.get_running_loop().time()
                     else:
                         answers.append(await self._answer(message))
                 partner.send(answers)
@@ -270,20 +312,31 @@ class RemoteWorld:
     # ------------------------------------------------------------------ what devices see and say
 
     def fix(self, drone: str) -> Fix | None:
-        """What its flight controller said last; None if it is silent, or not one of ours."""
+        """What its flight controller said last; None if it is silent, or not one of ours. Raises Unreachable when the
+        world was not heard for AWAY_S: a drone that got its last fix again and again would never know."""
+        old_s = self._check_heard()
+        if old_s > AWAY_S:
+            raise Unreachable(f"the world at {self._url} has said nothing for more than {AWAY_S:.0f} s")
         row = self._rows.get(drone)
         return None if row is None else fix_of(self._frame_t, self._frame[row].tolist())
 
     def now_t(self) -> float:
         """The time of the satellites. It stands still if the world does. Raises Unreachable until it was heard."""
+        return self._frame_t + min(self._check_heard(), TICK_S)
+
+    def _check_heard(self) -> float:
+        """How old the last frame is. Raises Unreachable until there is one."""
         if not self._heard.is_set():
             raise Unreachable(f"the world at {self._url} has not been heard yet")
-        passed_s = asyncio.get_running_loop().time() - self._frame_at_s
-        return self._frame_t + min(passed_s, TICK_S)
+        return asyncio.get_running_loop().time() - self._frame_at_s
 
     def each_frame(self, framed: Framed) -> None:
         """Calls this with each frame: t, the names, and an array [drone][physics.FIELDS]; NaN for who is silent."""
         self._each_frame.append(framed)
+
+    def took(self, t: float) -> None:
+        """Says that the fixes of this time were dealt with: the world may wait for it."""
+        self._send_soon(Took(t))
 
     async def order(self, drone: str, action: Action, key: str, token: int) -> None:
         """Has the world carry out an order. Raises as World.order does, and Unreachable if the world is away."""
@@ -306,10 +359,7 @@ class RemoteWorld:
             raise Overloaded(f"{IN_FLIGHT_MAX} orders wait for the answer of the world at {self._url}")
         waiting: asyncio.Future[Answer] = loop.create_future()
         self._asked[ask.id] = (ask, waiting)
-        if self._writer is not None:
-            if not self._unsent:
-                loop.call_soon(self._flush)
-            self._unsent.append(ask)
+        self._send_soon(ask)
         try:
             async with asyncio.timeout(ANSWER_S):
                 answer = await waiting
@@ -319,6 +369,12 @@ class RemoteWorld:
             del self._asked[ask.id]
         if answer.error:
             raise ERRORS[answer.error](answer.why)
+
+    def _send_soon(self, message: Struct) -> None:
+        if self._writer is not None:
+            if not self._unsent:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._unsent.append(message)
 
     # ------------------------------------------------------------------ the connection
 

@@ -124,6 +124,13 @@ class RevokeJob(Command):
     because: str
 
 
+class AskJob(Command):
+    """Does the drone still have this job? One whose log was lost does not, and returns it."""
+
+    job: str
+    token: int
+
+
 class Deliver(Command):
     """Begins a run of the workflow `Delivery`."""
 
@@ -230,6 +237,8 @@ class JobDeclined(Event):
     job: str
     token: int
     why: str
+    wait_s: float = 0.0
+    """No other drone would take it sooner."""
 
 
 class LinkChanged(Event):
@@ -387,6 +396,12 @@ class TrafficHeard(Event):
 
     t: float
     others: tuple[tuple[str, Track], ...]
+
+
+class ColumnTaken(Event):
+    """What its sector tells a drone that wants to go down: another one lies there, and holds no claim on the place."""
+
+    by: str
 
 
 class ChargeWanted(Event):
@@ -608,6 +623,8 @@ class JobReturned(Event):
     token: int
     drone: str
     why: str
+    wait_s: float = 0.0
+    """No other drone would take it sooner."""
 
 
 class HandOverJob(Command):
@@ -635,6 +652,8 @@ class JobReopened(Event):
     was: str
     silent_t: float = 0.0
     """When the drone was last heard; 0 if it said so itself."""
+    wait_s: float = 0.0
+    """No other drone would take it sooner."""
 
 
 class JobEndedFor(Event):

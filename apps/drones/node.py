@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 import signal
 import sys
@@ -26,16 +25,16 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from apps.drones.airframe import Airframe, fit
-from apps.drones.airspace import Airspace
+from apps.drones.dispatcher import Dispatcher
 from apps.drones.drone import Drone
-from apps.drones.fleet import TICK_S, Layers, make_fleet
+from apps.drones.fleet import TICK_S, make_fleet
 from apps.drones.link import RemoteWorld
 from apps.drones.matching import load
 from apps.drones.messages import Ticked
 from apps.drones.plan import Plan, load_plan
 from apps.drones.telemetry import fed_node, listening
 from apps.drones.world import Frame, fix_of
-from stigmergy import Command, Event, Live, StigmergyError, pack_envelope
+from stigmergy import Command, Event, Live, StigmergyError, make_process_ours, pack_envelope
 from stigmergy.serve.embedded import ServedFleet
 
 ITEMS_MAX = 1000
@@ -66,6 +65,8 @@ class Report(Struct):
     lag_s_max: float = 0.0
     events: int = 0
     dead_letters: int = 0
+    dispatching: int = 0
+    """So many of its dispatchers have given jobs away."""
     troubles: list[str] = []
 
 
@@ -82,8 +83,9 @@ def agents_of(name: str, plan: Plan) -> list[str]:
 class Feed:
     """Hands the frames of a region to its agents, in order, and never more than it can take."""
 
-    def __init__(self, live: Live, report: Report) -> None:
+    def __init__(self, live: Live, report: Report, took: Callable[[float], None] = lambda _: None) -> None:
         self._live = live
+        self._took = took
         self._names: tuple[str, ...] = ()
         self._addresses: list[str] = []
         self._report = report
@@ -111,6 +113,7 @@ class Feed:
             while self._frames:
                 came_s, t, frame = self._frames.popleft()
                 await self._deliver(t, frame)
+                self._took(t)
                 self._report.lag_s = time.monotonic() - came_s
                 self._report.lag_s_max = max(self._report.lag_s_max, self._report.lag_s)
                 self._report.frames += 1
@@ -180,7 +183,7 @@ async def commission(live: Live, name: str, plan: Plan) -> None:
     await send_all(live.send, ((to, one) for to, one in plan.commissions(f"{name}-") if to not in known))
 
 
-async def write_reports(live: Live, report: Report, path: Path, layers: Layers) -> None:
+async def write_reports(live: Live, report: Report, path: Path) -> None:
     """Goes on until it is cancelled, and writes once more then."""
 
     def write() -> None:
@@ -188,14 +191,14 @@ async def write_reports(live: Live, report: Report, path: Path, layers: Layers) 
         report.at_s, report.cpu_s = time.time(), time.process_time()
         report.events, report.dead_letters = standing.events, standing.dead_letters
         report.troubles = standing.troubles[:5]
+        if report.name in DISPATCHERS:
+            report.dispatching = sum(live.query(one, Dispatcher).round > 0 for one in live.agents("Dispatcher"))
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(to_builtins(report)) + "\n")
 
     try:
         while True:
             await asyncio.sleep(REPORT_S)
-            if report.name == GROUND:
-                layers.closed = live.query("Airspace/main", Airspace).zones
             write()
     finally:
         write()
@@ -211,9 +214,8 @@ async def run(options: argparse.Namespace) -> int:
     load()
     is_region = name != GROUND and name not in DISPATCHERS
     world = RemoteWorld(options.world, f"{name}-" if is_region else None)
-    layers = Layers(plan.area)
     place = fed_node(options.rings, name, plan.names) if options.rings and is_region else None
-    fleet = make_fleet(world, layers=layers, more=(Airframe,) if place else ())
+    fleet = make_fleet(world, area=plan.area, more=(Airframe,) if place else ())
     if place:
         fit(fleet, place.board)
     fleet.attach(world)
@@ -237,16 +239,15 @@ async def run(options: argparse.Namespace) -> int:
         if place:
             await stack.enter_async_context(listening(running, live, place.socket))
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.ensure_future(write_reports(live, report, folder / f"{name}.reports", layers))
+            asyncio.ensure_future(write_reports(live, report, folder / f"{name}.reports"))
         ]
         stack.push_async_callback(end, tasks)
         if is_region:
-            feed = Feed(live, report)
+            feed = Feed(live, report, world.took)
             world.each_frame(feed.put)
             tasks.append(asyncio.ensure_future(feed.run()))
         await commission(live, name, plan)
-        gc.collect()
-        gc.freeze()
+        make_process_ours(large_commits=place is not None)
         print(json.dumps(ready), flush=True)
         failed = asyncio.ensure_future(live.wait_failure())
         tasks.append(failed)

@@ -69,6 +69,8 @@ class Parcels:
         self._boxes: dict[str, Box] = {}
         self._aboard: dict[str, tuple[str, int]] = {}
         """The parcel that each drone has on board, by job and token."""
+        self.delivered = 0
+        """So many boxes have their parcel."""
 
     def box(self, job: str) -> Box | None:
         """The box of a job; None if nobody has armed it."""
@@ -142,6 +144,7 @@ class Parcels:
             raise DeviceRefused(why)
         box.dropped = (token, drone)
         del self._aboard[drone]
+        self.delivered += 1
         self._say("dropped", drone, job, token)
 
     def hand_in(self, drone: str) -> bool:

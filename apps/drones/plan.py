@@ -19,8 +19,8 @@ STANDS_MIN, STANDS_MAX = 3, 8
 """Stands in a row. A zone has pads beside as many of them."""
 AROUND_M = 600.0
 """So wide is the ring around the stands in which customers live."""
-BUSY_SHARE = 0.6
-"""Of the drones that are to have a job at a time."""
+BUSY_SHARE = 0.25
+"""Of the drones that are to have a job at a time: the others charge, or are there for the peak."""
 WAY_M = 3000.0
 """About what a drone flies for a job."""
 HEAVY_SHARE, HEAVY_KG = 0.01, 6.0

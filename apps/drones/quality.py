@@ -26,18 +26,18 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from apps.drones.area import CELL_M, zone_of
+from apps.drones.area import CELL_M, PADS_PER_ZONE, zone_of
 from apps.drones.dispatcher import PATIENCE_S, ROUND_S
-from apps.drones.drone import CHARGE_BELOW, CHARGED_AT, PADS_PER_ZONE
+from apps.drones.drone import CHARGE_BELOW, CHARGED_AT
 from apps.drones.flight import flight_s, needed_percent
 from apps.drones.job import GRACE_S
 from apps.drones.matching import Pairs, delivery_s, lower_bound_s, nearest, solve, tour_m
 from apps.drones.messages import DroneReady, JobOpened
 from apps.drones.physics import CHARGE_FULL_SHARE, CHARGE_PERCENT_S, Conditions
-from apps.drones.plan import BUSY_SHARE, Customers, Plan, home_of, make_plan
+from apps.drones.plan import Customers, Plan, home_of, make_plan
 
 CAPACITY_KG = 2.5
-LOADS = (BUSY_SHARE, 0.8, 1.0)
+LOADS = (0.6, 0.8, 1.0)
 """Shares of the drones that the customers would keep busy; charging comes on top, so the last is too much."""
 STATIC_ROUNDS, STATIC_JOBS, STATIC_DRONES = 20, 30, 40
 

@@ -169,6 +169,11 @@ def refuse_closed(work: PlanRoute) -> None:
 # ------------------------------------------------------------------ on the ground
 
 
+def load() -> None:
+    """Imports the geometry: do it before agents run, as with the solver."""
+    import shapely  # noqa: F401
+
+
 def plan_now(work: PlanRoute) -> RoutePlanned:
     """The shortest way around all zones. Computes; do not call it on an event loop."""
     refuse_closed(work)

@@ -1,14 +1,16 @@
-"""A whole run on this machine: a broker, a world in real time, five nodes in processes of their own, customers, faults.
+"""A whole run on this machine: a broker, a world, five nodes in processes of their own, customers, faults.
 
-The world is in this process and steps ten times a second. If the machine cannot keep up the world slows down; it never
-skips: `real_time_factor` is seconds of the world for each second that passed. At the end nodes are stopped, and a
-checker that is not part of this application judges by their journals and by what the world has witnessed.
+The world is in this process and steps ten times in a second of its time, which is one of the wall's or, with `speed`,
+less. If the machine cannot keep up the world slows down; it never skips: `real_time_factor` is seconds of the world for
+each second that passed. At the end nodes are stopped, and a checker that is not part of this application judges by
+their journals and by what the world has witnessed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -28,23 +30,33 @@ from apps.drones.link import WorldServer
 from apps.drones.messages import ClosedZone, CloseZone, PlaceJob
 from apps.drones.node import DISPATCHERS, GROUND
 from apps.drones.physics import STEP_S
-from apps.drones.plan import Customers, Plan
+from apps.drones.plan import BUSY_SHARE, Customers, Plan
 from apps.drones.telemetry import FedNode, fed_node, fly_telemetry, ring_folder
 from apps.drones.world import World
-from stigmergy import Client, Command, StigmergyError, Verdict
+from stigmergy import Client, Command, NoAnswer, StigmergyError, Verdict
 from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S_MAX, STOP_S_MAX = 120.0, 60.0
 BEHIND_S_MAX = 0.5
-"""So far the world may be behind and still catch up: more is made up for by slowing down."""
+"""So far the world may be behind, in its own seconds, and still catch up: more is made up for by slowing down."""
+NODES_BEHIND_S_MAX = 1.0
+"""So far a region may be behind the world: the world waits for it, as a frame that is dropped blinds all its drones."""
+REPEATED_S = 1.0
+"""While the world waits, the regions that are not behind get the last fixes again this often: drones land as blind
+after 3 s."""
+SPEED_MAX = 4.0
+"""Messages, commits and decisions take the wall's time. At this speed the half second that they may take is two of the
+world's, which is what the rules of `airways` allow for; leases, rounds and restarts last four times as long in it."""
 STEPS_AT_ONCE = 3
 PLACERS = 8
 """Requests that customers have under way at a time."""
 CLOCK_S = 1.0
 LOOK_S = 2.0
 RETRY_S = 0.5
+TRIES_SAID = 40
+"""Tries of one command, each time so many, that are no mere hiccup: somebody is told."""
 Say = Callable[[str], None]
 
 
@@ -59,13 +71,17 @@ class Options(Struct, frozen=True):
     """For so long customers place jobs."""
     drain_s: float = 900.0
     """So long it is waited at most until all jobs have ended."""
-    share: float = 0.6
+    share: float = BUSY_SHARE
     """Of the drones that are to be busy."""
     journal: str = "sqlite"
     serve: str = "127.0.0.1:0"
     faults: tuple[str, ...] = ()
     stay: bool = False
     """Keep everything running when all jobs have ended, until Ctrl-C."""
+    by_hand: bool = False
+    """Somebody else starts the cluster."""
+    speed: float = 1.0
+    """So many seconds of the world are to pass in each of the wall, up to `SPEED_MAX`."""
     telemetry_hz: float = 0.0
     """Samples of each airframe in a second, while customers place jobs; 0 for none."""
 
@@ -176,7 +192,8 @@ class Swarm:
         self.plan = plan
         self.folder = folder
         self.options = options
-        self.say = say
+        self._say = say
+        self._made_s = time.monotonic()
         self.world = World(plan.area, plan.names, plan.seed, plan.start_t, folder)
         self.nodes: dict[str, NodeProcess] = {}
         self.broker: NatsCluster | None = None
@@ -192,27 +209,48 @@ class Swarm:
         self._fed: list[FedNode] = []
         self._telemetry: dict[str, Any] = {}
 
+    # ------------------------------------------------------------------ what it says
+
+    def say(self, text: str) -> None:
+        """Says it, with the minutes and seconds since the command was given."""
+        self._say(self._stamped(text))
+
+    def say_fault(self, text: str) -> None:
+        """Says what was broken or mended now. It is among the findings, too."""
+        self.outcome.faults.append(self._stamped(text))
+        self._say(self._stamped(text))
+
+    def _stamped(self, text: str) -> str:
+        minutes, seconds = divmod(int(time.monotonic() - self._made_s), 60)
+        return f"{minutes}:{seconds:02d}  {text}"
+
     # ------------------------------------------------------------------ time
 
-    async def run_world(self) -> None:
-        """Steps the world in real time, until it is cancelled."""
-        loop = asyncio.get_running_loop()
+    async def run_world(self, server: WorldServer) -> None:
+        """Steps the world, as fast as it is to run, until it is cancelled."""
+        loop, speed = asyncio.get_running_loop(), self.options.speed
+        step_s, behind_s_max = STEP_S / speed, BEHIND_S_MAX / speed
         due_s, noted_s = loop.time(), 0.0
+        moved_s = due_s
         with (self.folder / "clock.jsonl").open("w", encoding="utf-8") as clock:
             while True:
                 now_s = loop.time()
-                if now_s - due_s > BEHIND_S_MAX:
-                    due_s = now_s - BEHIND_S_MAX
-                steps = min(int((now_s - due_s) / STEP_S), STEPS_AT_ONCE)
-                if steps:
+                if now_s - due_s > behind_s_max:
+                    due_s = now_s - behind_s_max
+                steps = min(int((now_s - due_s) / step_s), STEPS_AT_ONCE)
+                if steps and server.behind_s() <= NODES_BEHIND_S_MAX:
                     # To the middle of a step: times since 1970 are not exact enough for its end.
                     self.world.advance(self.world.now_t() + (steps + 0.5) * STEP_S)
-                    due_s += steps * STEP_S
+                    due_s += steps * step_s
+                    moved_s = now_s
+                elif now_s - moved_s >= REPEATED_S:
+                    server.repeat()
+                    moved_s = now_s
                 if now_s - noted_s >= CLOCK_S:
                     noted_s = now_s
                     clock.write(json.dumps({"wall_s": time.time(), "t": self.world.now_t()}) + "\n")
                     clock.flush()
-                await asyncio.sleep(max(due_s + STEP_S - loop.time(), 0.0))
+                await asyncio.sleep(max(due_s + step_s - loop.time(), 0.0))
 
     @property
     def passed_s(self) -> float:
@@ -247,26 +285,33 @@ class Swarm:
         assert self._answers is not None
         while (job := await waiting.get()) is not None:
             name, command = job
-            answer = await self.send(f"Job/{name}", command, name)
+            answer = await self.send(f"Job/{name}", command)
             self._jobs[name] = bool(answer)
             self.outcome.placed += bool(answer)
             line = {"job": name, "accepted": bool(answer), "reason": getattr(answer, "reason", "")}
             self._answers.write(json.dumps(line) + "\n")
             self._answers.flush()
 
-    async def send(self, address: str, command: Command, command_id: str) -> Verdict:
-        """Sends a command until it is answered, with one id: it is done once, however often that takes."""
+    async def send(self, address: str, command: Command) -> Verdict:
+        """Sends a command until it is answered, always with the id of the first try: so it is done once."""
         assert self.client is not None
-        while True:
+        command_id: str | None = None
+        for attempt in itertools.count(1):
             try:
                 return await self.client.send(address, command, command_id=command_id)
-            except StigmergyError:
-                await asyncio.sleep(RETRY_S)
+            except StigmergyError as error:
+                why = str(error)
+                if isinstance(error, NoAnswer):
+                    command_id = error.command_id or command_id
+            if attempt % TRIES_SAID == 0:
+                self.say(f"{address} has not been answered for {attempt} tries, and is tried again: {why}")
+            await asyncio.sleep(RETRY_S)
+        raise AssertionError  # it never ends
 
     async def close_zone(self, zone: ClosedZone) -> None:
         """As an authority, which announces it when it says so."""
         self.world.announce(zone)
-        answer = await self.send("Airspace/main", CloseZone(area=self.plan.area, zone=zone), zone.name)
+        answer = await self.send("Airspace/main", CloseZone(area=self.plan.area, zone=zone))
         if not answer:
             raise Trouble(f"{zone.name} cannot be closed: {answer}")
 
@@ -302,13 +347,18 @@ class Swarm:
             server = WorldServer(self.world)
             await server.open()
             stack.push_async_callback(server.close)
-            ticking = asyncio.ensure_future(self.run_world())
+            ticking = asyncio.ensure_future(self.run_world(server))
             stack.push_async_callback(end_task, ticking)
+            self.say(f"{len(plan.names)} drones start, on this machine")
+            if self.options.speed != 1.0:
+                self.say(
+                    f"the world runs {self.options.speed:g} times as fast as the clock; findings are in its seconds"
+                )
             await self.start_nodes(server, stack)
             self.client = await stack.enter_async_context(stigmergy.connect(self.url, fleet=FLEET, within_s=20))
             self._answers = stack.enter_context((folder / "placed.jsonl").open("a", encoding="utf-8"))
             await self.commission()
-            self.say(f"{len(plan.names)} drones in {len(plan.zones())} zones are in service; the page: {self.url}/")
+            self.say(f"they are in service in {len(plan.zones())} zones; the page: {self.url}/")
             await self._fly(faults, ticking, stack)
             await end_task(ticking)
             self.world.close()
@@ -337,7 +387,7 @@ class Swarm:
         await self.place_jobs()
         await breaking
         await sampling
-        self.say(f"{self.outcome.placed} jobs were placed; what is under way is finished")
+        self.say(f"all {self.outcome.placed} jobs are placed; what is under way is finished")
         await self.drain()
         if self.options.stay:
             await self._stay()
@@ -383,15 +433,23 @@ class Swarm:
     async def commission(self) -> None:
         """Nodes have put their own agents into service when they are ready."""
 
-    def kill_process(self, name: str) -> None:
-        """Of a cluster: kill -9 of one of its processes."""
+    def signal_process(self, name: str, number: signal.Signals) -> None:
+        """Of a cluster: signals one of its processes."""
         raise Trouble(f"{name}: this run has no cluster; add --cluster")
+
+    def busiest_worker(self) -> str:
+        """Of a cluster: the one that has computed most."""
+        raise Trouble("this run has no workers; add --cluster")
+
+    async def leading_server(self) -> str:
+        """Of a cluster: the one that leads the workers' leases."""
+        raise Trouble("this run has no servers; add --cluster")
 
     async def judge(self) -> dict[str, Any]:
         """Stops everything, and has the checker read what is left."""
         await self.stop_nodes()
         self._read_reports()
-        self.say("the checker reads journals and witness")
+        self.say("the nodes have stopped; the checker reads journals and witness")
         return await asyncio.to_thread(check, self.folder)
 
     async def stop_nodes(self) -> None:
@@ -412,7 +470,8 @@ class Swarm:
                 await node.start()
             flying = int((~self.world.physics.down).sum())
             factor = self.passed_s / (time.monotonic() - self._began_s)
-            self.say(f"{self.passed_s:6.0f} s  {self.outcome.placed} jobs placed, {flying} drones fly, x{factor:.2f}")
+            jobs = f"{self.outcome.placed:4} jobs placed, {self.world.parcels.delivered} delivered"
+            self.say(f"{jobs}, {flying} drones in the air; world at {self.passed_s:.0f} s, x{factor:.2f}")
 
     def cpu_s(self) -> dict[str, float]:
         """Processor time of each process up to now."""

@@ -1,8 +1,9 @@
 """A small swarm in the simulator: `stigmergy sim drones` breaks everything around it and looks at what really happens.
 
-Two zones, one in each of two regions, with three drones each; two dispatchers for each zone; jobs within a zone and
-across the border. Nodes crash, lose power and disks, are cut off from each other; drones lose motors and radios. The
-world is not broken: it is the witness. What must hold is judged by where drones and parcels are.
+Two zones, one in each of two regions, with three drones and one charging pad each; two dispatchers for each zone; jobs
+within a zone and across the border. Nodes crash, lose power and disks, are cut off from each other; drones lose motors,
+radios and computers, and begin with low batteries; the radio of a whole zone is jammed; airspace closes at the border.
+The world is not broken: it is the witness. What must hold is judged by where drones and parcels are.
 """
 
 from __future__ import annotations
@@ -14,19 +15,32 @@ from typing import Any
 
 from msgspec import structs
 
-from apps.drones.area import SEPARATION_HEIGHT_M, SEPARATION_M, Area, cell_of, centre_of, is_reserved, stand_of
+from apps.drones.airspace import Airspace
+from apps.drones.airways import closed, inside
+from apps.drones.area import (
+    FLOOR_M,
+    LEVELS_M,
+    SEPARATION_HEIGHT_M,
+    SEPARATION_M,
+    Area,
+    cell_of,
+    centre_of,
+    is_reserved,
+    stand_of,
+)
 from apps.drones.dispatcher import Dispatcher
-from apps.drones.drone import PARKED, Drone
+from apps.drones.drone import Drone
 from apps.drones.fleet import make_fleet
+from apps.drones.flyer import PARKED
 from apps.drones.job import ENDED, Job
-from apps.drones.messages import ArmBox, ClosedZone, Commission, Fix, OpenDesk, PlaceJob, Site
+from apps.drones.messages import ArmBox, ClosedZone, CloseZone, Commission, Fix, OpenDesk, PlaceJob, Site
 from apps.drones.physics import Kind
 from apps.drones.world import World
 from stigmergy import Action, Unreachable
 from stigmergy.sim import ALL, simulate
 from stigmergy.sim import World as Simulated
 
-AREA = Area(columns=2, rows=1, zone_m=840.0, regions=2, stands=3)
+AREA = Area(columns=2, rows=1, zone_m=840.0, regions=2, stands=3, pads=1)
 DRONES_PER_ZONE = 3
 JOBS = 5
 FOR_S, HEAL_S = 60.0, 1500.0
@@ -36,11 +50,21 @@ REFUSED_S = 60.0
 """A job that is not there so long after the heal was refused: all links are up, and it is asked for until then."""
 STEP_S = 0.2
 FAILING = 0.15
-"""The chance of each drone to lose its motors, or its radio for a while, during the run."""
+"""The chance of each drone to lose its motors, or its radio or computer for a while, during the run."""
+LOW = 0.3
+"""The chance of each drone to begin with a battery that it has to charge, or will have to."""
+JAMMED, CLOSING = 0.4, 0.7
+"""The chance that the radio of a zone is jammed, and that airspace closes."""
+CLOSED_S, CLOSED_M = 240.0, 130.0
+"""How long a zone is closed, and how far its corners are from its middle."""
 LEAVE_S = 45.0
-"""So soon after a zone was closed nobody is in it any more, with all links up."""
-START_T = 1_000.0
-BREAKS: tuple[Kind, ...] = ("motor", "radio")
+"""So soon after a drone could be told of a closed zone, with all links up, it is not in it any more."""
+BRAKE_S = 15.0
+"""So soon after a drone knows of a closed zone it does not enter it any more."""
+START_T = 1_767_225_600.0
+"""When the simulator's clocks begin."""
+BREAKS: dict[Kind, float] = {"motor": math.inf, "radio": 30.0, "computer": 10.0}
+"""What breaks in the air, and for how long."""
 
 
 class Worlds:
@@ -110,8 +134,12 @@ class Flight:
         self._jobs = [address for address in simulated.agents if address.startswith("Job/")]
         self._placed: list[str] = []
         self._healed_s: float | None = None
-        self._closed: tuple[ClosedZone, float] | None = None
-        self._least_m = math.inf
+        self._closed: ClosedZone | None = None
+        self._knows_s: dict[str, float] = {}
+        """Since when each drone knows of the closed zone, by its log."""
+        self._reached_s = dict.fromkeys(NAMES, 0.0)
+        """When each drone was last to be told something in vain."""
+        self._inside: set[str] = set()
         self.findings: list[str] = []
 
     async def run(self) -> None:
@@ -120,10 +148,16 @@ class Flight:
         worlds.begin(world)
         due_s = sorted(chance.uniform(5.0, FOR_S) for _ in self._jobs)
         breaks = sorted(
-            (chance.uniform(20.0, FOR_S + 60.0), name, chance.choice(BREAKS))
+            (chance.uniform(20.0, FOR_S + 60.0), name, chance.choice(list(BREAKS)))
             for name in NAMES
             if chance.random() < FAILING
         )
+        for i in range(len(NAMES)):
+            if chance.random() < LOW:
+                world.physics.battery[i] = chance.uniform(40.0, 60.0)
+        jams_s = chance.uniform(20.0, FOR_S + 120.0) if chance.random() < JAMMED else math.inf
+        jammed, jammed_s = chance.choice(ZONES), chance.uniform(20.0, 120.0)
+        closes_s = chance.uniform(20.0, FOR_S + 180.0) if chance.random() < CLOSING else math.inf
         while not self._is_over():
             passed_s = simulated.now_s - self._began_s
             self._put_into_service()
@@ -132,7 +166,13 @@ class Flight:
                 self._place(self._jobs[len(self._placed)])
             while breaks and breaks[0][0] <= passed_s:
                 _, name, kind = breaks.pop(0)
-                world.fail(name, kind, 30.0 if kind == "radio" else math.inf)
+                world.fail(name, kind, BREAKS[kind])
+            if passed_s >= jams_s:
+                jams_s = math.inf
+                world.jam(jammed, jammed_s)
+            if passed_s >= closes_s:
+                closes_s = math.inf
+                self._closed = self._zone()
             for _ in range(round(1.0 / STEP_S)):
                 await asyncio.sleep(STEP_S)
                 world.advance(START_T + simulated.now_s - self._began_s)
@@ -151,6 +191,17 @@ class Flight:
             kind, _, name = address.partition("/")
             if kind == "Dispatcher" and name not in open_desks:
                 self._simulated.ask(address, OpenDesk(AREA))
+
+        airspace = self._simulated.state("Airspace/main", Airspace)
+        if self._closed is not None and closed(self._closed, self._world.now_t()) and not airspace.zones:
+            self._simulated.ask("Airspace/main", CloseZone(AREA, self._closed))
+
+    def _zone(self) -> ClosedZone:
+        """A pentagon at the border of the two zones, beside the stands."""
+        y, turned, now_t = self._simulated.chance.uniform(0.0, AREA.zone_m), 0.3, self._world.now_t()
+        angles = [turned + n * 2 * math.pi / 5 for n in range(5)]
+        corners = tuple((AREA.zone_m + CLOSED_M * math.cos(a), y + CLOSED_M * math.sin(a)) for a in angles)
+        return ClosedZone("closed", corners, FLOOR_M, LEVELS_M[-1] + 5.0, now_t, now_t + CLOSED_S)
 
     def _place(self, address: str) -> None:
         zone = address.partition("/")[2].partition(".")[0]
@@ -178,15 +229,39 @@ class Flight:
             for j in flying[n + 1 :]:
                 (ax, ay, az), (bx, by, bz) = places[i], places[j]
                 if math.hypot(ax - bx, ay - by) < SEPARATION_M and abs(az - bz) < SEPARATION_HEIGHT_M:
-                    self.findings.append(f"{NAMES[i]} and {NAMES[j]} are too close at {now_t:.1f}")
+                    self.findings.append(f"{NAMES[i]} and {NAMES[j]} are too close at {now_t - START_T:.1f}")
         down = Counter(cell_of(x, y) for i, (x, y, _) in enumerate(places) if physics.down[i] and not physics.failed[i])
-        self.findings += [f"{count} drones on cell {cell} at {now_t:.1f}" for cell, count in down.items() if count > 1]
+        self.findings += [
+            f"{count} drones on cell {cell} at {now_t - START_T:.1f}" for cell, count in down.items() if count > 1
+        ]
         self.findings += [
             f"{fact.drone}'s battery is empty in the air" for fact in self._world.facts if fact.fact == "battery_empty"
         ]
 
+        if self._closed is not None:
+            self._look_into(self._closed, places, set(flying))
+
+    def _look_into(self, zone: ClosedZone, places: list[tuple[float, ...]], flying: set[int]) -> None:
+        """Who is in the closed zone, and since when they could know, or do know, that it is closed."""
+        physics, now_t, now_s = self._world.physics, self._world.now_t(), self._simulated.now_s
+        was, self._inside = self._inside, set()
+        for i, name in enumerate(NAMES):
+            if self._healed_s is None or not physics.link[i] or i not in flying or physics.computer_failed[i]:
+                self._reached_s[name] = now_s
+            knows = any(zone in known for known in self._simulated.state(f"Drone/{name}", Drone).zones.values())
+            self._knows_s[name] = min(self._knows_s.get(name, math.inf), now_s) if knows else math.inf
+            x, y, z = places[i]
+            if i not in flying or not inside(zone, x, y, z, now_t):
+                continue
+            self._inside.add(name)
+            could_s = max(self._reached_s[name], zone.from_t - START_T + self._began_s)
+            if now_s - could_s > LEAVE_S:
+                self.findings.append(f"{name} is in a closed zone at {now_t - START_T:.1f}")
+            if name not in was and now_s - self._knows_s[name] > BRAKE_S:
+                self.findings.append(f"{name} enters a zone at {now_t - START_T:.1f} that it knows to be closed")
+
     def nobody_too_close(self) -> bool:
-        """Separation, cells, batteries: at every moment, seen from outside."""
+        """Separation, cells, batteries, closed airspace: at every moment, seen from outside."""
         assert not self.findings, self.findings[0]
         return True
 

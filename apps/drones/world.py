@@ -110,7 +110,6 @@ class World:
         start_t: float = 0.0,
         folder: Path | None = None,
         *,
-        pads_per_zone: int = 8,
         conditions: Conditions | None = None,
     ) -> None:
         self.area = area
@@ -136,7 +135,7 @@ class World:
         for i, (name, (x, y)) in enumerate(zip(self.names, self._homes, strict=True)):
             self._say("commissioned", drone=name, index=i, x=x, y=y)
         for zone in dict.fromkeys(map(zone_of, self.names)):
-            for number in range(pads_per_zone):
+            for number in range(area.pads):
                 x, y = pad_of(area, zone, number)
                 self._pads[cell_of(x, y)] = (f"pad-{zone}-{number}", (x, y))
                 self._say("pad", pad=f"pad-{zone}-{number}", x=x, y=y)
@@ -281,6 +280,10 @@ class World:
     def announce_open(self, name: str) -> None:
         """For the witness: the authority has opened a closed zone before its time."""
         self._say("zone_opened", name=name)
+
+    def announce_link(self, region: str, *, up: bool) -> None:
+        """For the witness: the link of a region to everybody else was cut, or is back."""
+        self._say("joined" if up else "cut_off", name=region)
 
     def _jam(self) -> None:
         squares = []

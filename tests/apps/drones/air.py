@@ -7,7 +7,7 @@ import math
 import random
 
 from apps.drones.airways import ANNOUNCE_S, CLEAR_S, aside, at, free_level, give_way_s, is_off, level_of, steady
-from apps.drones.area import CELL_M, FLOOR_M, SEPARATION_HEIGHT_M, SEPARATION_M
+from apps.drones.area import CELL_M, FLOOR_M, LEVELS_M, SEPARATION_HEIGHT_M, SEPARATION_M
 from apps.drones.messages import Track
 
 STEP_S = 0.25
@@ -101,11 +101,17 @@ class Flyer:
         self.goal = place(self.cell)
         self.level = level_of(self.x, self.y, *self.goal)
 
+    @property
+    def goes_back(self) -> bool:
+        """It has just left the column that is its own, and is not in anybody's way there."""
+        at_m = math.dist((self.x, self.y), place(self.left))
+        return self.phase == "vertical" and self.to_z > 0.0 and self.z < LEVELS_M[0] and at_m < CELL_M / 2
+
     def warn(self, others: tuple[tuple[str, Track], ...], t: float) -> None:
         if self.phase == "down":
             return
         self.gave_way += 1
-        if self.z < FLOOR_M:
+        if self.z < FLOOR_M or self.phase == "wait" or self.goes_back:
             if self.to_z:
                 self.phase, self.until = "wait", t + CLEAR_S
                 self.steer = (self.steer[0], self.steer[1], HOLD_M)

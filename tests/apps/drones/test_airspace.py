@@ -19,7 +19,6 @@ from apps.drones.airspace import (
     Tidy,
     TidyDue,
     ZoneDropped,
-    as_geojson,
     sectors_of,
 )
 from apps.drones.area import BORDER_M, Area, region_of, zone_of
@@ -113,9 +112,3 @@ def test_every_drone_near_a_closed_zone_has_a_sector_that_knows(x: float, y: flo
             # A drone of the other region is in a zone only if that is next to its own region.
             if any(region_of(next_to) != region_of(near) for next_to in AREA.neighbours(near)):
                 assert {region_of(one) for one in told if zone_of(one) == near} == {"r1", "r2"}
-
-
-def test_the_map_shows_it() -> None:
-    (feature,) = as_geojson((ZONE,))["features"]
-    assert feature["properties"]["name"] == "Z1"
-    assert feature["geometry"]["coordinates"] == [[*SQUARE, SQUARE[0]]]

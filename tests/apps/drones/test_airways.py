@@ -7,7 +7,7 @@ import math
 
 import pytest
 import shapely
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
@@ -133,6 +133,7 @@ def test_an_announced_change_waits_for_others_and_keeps_its_place() -> None:
 
 
 @given(tracks, tracks)
+@example(Track(96.0, 0.0, 0.0, 10.0, 0.0, 0.0, 0.0, "flying"), Track(96.0, 0.0, 0.0, 24.0, 0.0, 0.0, 4.0, "flying"))
 def test_both_sides_compute_the_same(a: Track, b: Track) -> None:
     assert conflict_s(a, b, 100) == conflict_s(b, a, 100)
     assert gives_way("a", a, "b", b) + gives_way("b", b, "a", a) == (a.z >= FLOOR_M or b.z >= FLOOR_M)
@@ -203,12 +204,34 @@ def test_a_drone_that_hovers_goes_aside() -> None:
     assert steady(replace(own, to_z=0.0)).to_z == -1.0
 
 
+def test_a_drone_that_goes_aside_does_not_cross_the_way_of_the_other_one() -> None:
+    own, passes = track(0, 0, 75), track(-17, 50, 75, vx=7.9, vy=-12.7)
+    away = aside("own", own, (("o", passes),), 100)
+    assert away is not None
+    assert away[0] * 12.7 + away[1] * 7.9 < 0, "it passes in the east"
+
+
+def test_of_two_that_have_announced_a_change_the_one_waits_that_has_to_pass_the_other() -> None:
+    below, above = track(0, 0, 55, to_z=95), track(10, 0, 63, to_z=105)
+    assert give_way_s("a", below, "b", above, 100) is not None
+    assert give_way_s("b", above, "a", below, 100) is None
+    assert give_way_s("b", below, "a", above, 100) is not None, "whatever their names"
+    facing = replace(above, to_z=0.0)
+    assert give_way_s("a", below, "b", facing, 100) is None, "both have to: the lower name has priority"
+    assert give_way_s("b", facing, "a", below, 100) is not None
+
+
 # ------------------------------------------------------------------ it flies
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_nobody_comes_too_near(part: int) -> None:
     fly(range(part * 10, part * 10 + 10), seconds=200)
+
+
+@pytest.mark.parametrize("seed", [3066, 4231])
+def test_nobody_goes_aside_through_the_column_or_the_way_of_another(seed: int) -> None:
+    fly(range(seed, seed + 1), seconds=100)
 
 
 @pytest.mark.prove

@@ -100,6 +100,17 @@ def test_the_desk_is_claimed_and_claimed_again() -> None:
         one.later(seconds=AGAIN_S).then(asked)
 
 
+def test_the_job_of_a_silent_drone_does_not_wait_for_the_next_round() -> None:
+    """A run with 500 drones had jobs that waited 2 s for a round when every second counted."""
+    one = solving().when(answer((J1, D1))).state(solving=False)
+    silent = job(J2, token=2, silent=D2, why=f"{D2} is silent")
+    one.when(drone(f"{ZONE}-003"), silent).later(seconds=SOON_S).state(solving=True, round=2)
+    one.when(answer((J2, f"{ZONE}-003"), round=2)).when(job(f"{ZONE}.J3"), drone(f"{ZONE}-004"))
+    one.later(seconds=ROUND_S - SOON_S).state(solving=False).later(seconds=SOON_S).state(solving=True, round=3)
+    busy = solving().when(silent, drone(f"{ZONE}-003")).when(answer((J1, D1)))
+    busy.later(seconds=SOON_S).state(solving=True, round=2)
+
+
 def test_without_the_desk_it_listens_and_gives_nothing_away() -> None:
     other = given(Dispatcher, id=f"{ZONE}.b", at=START).when(OpenDesk(area=AREA))
     other.when(drone(), job()).then(drone(), job())

@@ -8,13 +8,16 @@ from msgspec.structs import replace
 
 import stigmergy as st
 from apps.drones.airways import ANNOUNCE_S, CLEAR_S, level_of
-from apps.drones.area import FLOOR_M, Area, stand_of
-from apps.drones.drone import CHARGED_AT, HOLD_M, LINK_S_MAX, WAIT_M, Drone
+from apps.drones.area import CELL_M, FLOOR_M, Area, stand_of
+from apps.drones.drone import CHARGED_AT, LINK_S_MAX, Drone
+from apps.drones.flyer import HOLD_M, WAIT_M
 from apps.drones.messages import (
+    AskJob,
     AskWay,
     ClosedZone,
     Collect,
     Collected,
+    ColumnTaken,
     Commission,
     Deposit,
     Deposited,
@@ -40,6 +43,7 @@ from apps.drones.messages import (
     TakeOff,
     Track,
     TrafficHeard,
+    WayAsked,
     ZonesHeard,
 )
 from stigmergy import Granted, Tell
@@ -110,6 +114,61 @@ def test_declines_what_it_cannot_fly_and_says_why() -> None:
         (declined,) = having(drone, JobDeclined)
         assert why in declined.why
         assert told(drone, JobReturned)
+
+
+def test_returns_a_job_that_its_log_does_not_know() -> None:
+    drone = parked().when(AskJob(JOB.job, 1))
+    (returned,) = told(drone, JobReturned)
+    assert (returned.token, returned.drone) == (1, NAME)
+    assert not told(parked().when(JOB).when(AskJob(JOB.job, 1)), JobReturned)
+
+
+def test_declines_what_leads_into_a_closed_zone_and_says_for_how_long() -> None:
+    """A run with all faults had a job that one drone after the other declined."""
+    x, y = PICKUP.x, PICKUP.y
+    around = ClosedZone("Z1", ((x - 90, y - 90), (x + 90, y - 90), (x, y + 90)), FLOOR_M, 120.0, 0.0, 90.0)
+    drone = parked(t=10.0).when(ZonesHeard("r1-0101@r1", (around,)), JOB)
+    why = "a site of it is in Z1, which is closed"
+    assert having(drone, JobDeclined) == [JobDeclined(JOB.job, 1, why, wait_s=80.0)]
+    assert told(drone, JobReturned) == [JobReturned(1, NAME, why, wait_s=80.0)]
+    for later in (replace(around, from_t=1000.0, until_t=1090.0), replace(around, ceiling_m=30.0)):
+        parked(t=10.0).when(ZonesHeard("r1-0101@r1", (later,)), JOB).state(job=JOB.job)
+
+
+def test_does_not_go_down_where_a_zone_is_about_to_close() -> None:
+    """A run had a drone that went on to its pick-up, 15 s after a zone around it was announced."""
+    drone = flying()
+    wait = drone.agent.points[0]
+    drone.when(fix(80.0, wait.x, wait.y, drone.agent.level_m), Collect(job=JOB.job, token=1, pickup=PICKUP))
+    drone.when(Granted(claim="cell", resource="cell-40-40", token=5, for_s=30, renews=True)).state(mode="flying")
+    soon = replace(square("fire", PICKUP.x, PICKUP.y, 60.0), from_t=100.0)
+    drone.when(ZonesHeard("r1-0101@r1", (soon,)), fix(82.0, wait.x, wait.y, drone.agent.level_m))
+    assert told(drone, JobReturned) == [JobReturned(1, NAME, "fire closes")]
+    drone.state(purpose="home")
+
+
+def test_does_not_rise_into_a_zone_that_is_closed_or_about_to() -> None:
+    """A run had a drone that rose from its pick-up into a zone that was closed while it was down."""
+    for from_t in (100.0, 150.0):
+        closes = replace(square("fire", PICKUP.x, PICKUP.y, 60.0), from_t=from_t, until_t=200.0)
+        drone = at_pickup().when(fix(120.0, PICKUP.x, PICKUP.y, 0.0), FlyRoute(points=(DROP,)))
+        drone.when(ZonesHeard("r1-0101@r1", (closes,)), fix(130.0, PICKUP.x, PICKUP.y, HOLD_M))
+        for t in (134.5, 150.0, 199.0):
+            drone.when(fix(t, PICKUP.x, PICKUP.y, HOLD_M)).state(mode="rising")
+            assert drone.agent.course.z == HOLD_M
+        drone.when(fix(203.5, PICKUP.x, PICKUP.y, HOLD_M))
+        assert drone.agent.course.z > FLOOR_M
+
+
+def test_stops_before_a_zone_that_closes_on_its_way() -> None:
+    soon = replace(square("fire", (HOME.x + PICKUP.x) / 2, (HOME.y + PICKUP.y) / 2, 150.0), from_t=40.0)
+    drone = flying().when(ZonesHeard("r1-0101@r1", (soon,)), fix(32.0, HOME.x, HOME.y, 45.0))
+    assert RouteBlocked(zone="fire") in drone.happened
+    drone.when(AskWay(to=PICKUP))
+    (asked,) = having(drone, WayAsked)
+    assert asked.zones == (soon,)
+    later = replace(soon, from_t=4000.0)
+    drone = flying().when(ZonesHeard("r1-0101@r1", (later,)), fix(32.0, HOME.x, HOME.y, 45.0)).state(mode="flying")
 
 
 def test_flies_level_and_waits_short_of_the_cell() -> None:
@@ -196,6 +255,26 @@ def test_zone_in_the_way_stops_it_and_has_the_leg_planned_again() -> None:
     drone.state(mode="above")
 
 
+def test_zone_over_the_site_sends_it_home_before_it_enters() -> None:
+    drone = flying()
+    wait = drone.agent.points[0]
+    drone.when(fix(80.0, wait.x, wait.y, drone.agent.level_m), Collect(job=JOB.job, token=1, pickup=PICKUP))
+    drone.when(Granted(claim="cell", resource="cell-40-40", token=5, for_s=30, renews=True)).state(purpose="collect")
+    over = square("fire", PICKUP.x, PICKUP.y, 40.0)
+    drone.when(ZonesHeard("r1-0101@r1", (over,)), fix(82.0, wait.x, wait.y, drone.agent.level_m))
+    drone.state(purpose="home", aborted="fire is in its way")
+
+
+def test_does_not_rise_into_a_closed_zone() -> None:
+    drone = parked().when(JOB, TakeOff(), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
+    above = replace(square("fire", HOME.x, HOME.y, 100.0), floor_m=FLOOR_M, until_t=60.0)
+    drone.when(ZonesHeard("r1-0101@r1", (above,)), fix(16.0, HOME.x, HOME.y, HOLD_M))
+    drone.when(fix(22.0, HOME.x, HOME.y, HOLD_M), fix(59.0, HOME.x, HOME.y, HOLD_M)).state(mode="rising")
+    assert drone.agent.course.z == HOLD_M
+    drone.when(fix(59.0 + CLEAR_S + 1.0, HOME.x, HOME.y, HOLD_M))
+    assert drone.agent.course.z == drone.agent.level_m
+
+
 def test_zone_around_it_is_left_by_the_shortest_way() -> None:
     around = square("fire", HOME.x - 100.0, HOME.y, 150.0)
     drone = flying().when(ZonesHeard("r1-0101@r1", (around,)), fix(32.0, HOME.x, HOME.y, 45.0)).state(mode="leaving")
@@ -225,6 +304,59 @@ def test_waits_below_the_floor_while_it_is_warned() -> None:
     assert drone.agent.course.z == HOLD_M
     drone.when(fix(18.0 + CLEAR_S + ANNOUNCE_S + 0.5, HOME.x, HOME.y, HOLD_M))
     assert drone.agent.course.z > FLOOR_M
+
+
+def test_goes_back_below_the_floor_if_it_is_warned_when_it_has_just_left() -> None:
+    drone = parked().when(JOB, TakeOff(), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
+    drone.when(fix(16.0, HOME.x, HOME.y, HOLD_M), fix(21.0, HOME.x, HOME.y, HOLD_M)).state(mode="rising")
+    drone.when(fix(24.0, HOME.x, HOME.y, FLOOR_M + 1.5, vz=4.0))
+    warned = TrafficHeard(24.5, (("r1-0000-000", Track(24.0, HOME.x - 60.0, HOME.y, 45.0, 15.0, 0.0, 0.0, "flying")),))
+    drone.when(warned).state(mode="rising")
+    assert drone.agent.course.z == HOLD_M
+    drone.when(fix(25.0, HOME.x, HOME.y, FLOOR_M + 3.0)).when(replace(warned, t=25.5)).then_nothing()
+    drone.when(fix(29.0, HOME.x, HOME.y, HOLD_M))
+    assert drone.agent.announced.z == drone.agent.level_m, "it tries again"
+
+
+def test_lands_again_if_a_later_order_has_overtaken_its_safe_action() -> None:
+    drone = flying().when(st.SafeActionTaken(action="Land", because="no Fix for 3 s")).state(mode="landing")
+    hovers = {"x": HOME.x, "y": HOME.y, "z": drone.agent.level_m}
+    drone.when(fix(40.0, **hovers), fix(42.0, **hovers))
+    assert having(drone, Land)
+
+
+def test_down_by_a_safe_action_that_no_log_knows_of_it_returns_the_job_and_keeps_others_away() -> None:
+    drone = flying().when(fix(40.0, HOME.x + CELL_M, HOME.y, 0.0)).state(mode="landing")
+    assert told(drone, JobReturned)
+    drone.when(fix(41.0, HOME.x + CELL_M, HOME.y, 0.0)).state(mode="grounded")
+    claimed = drone.agent.pad.claim(of="pad-r1-0101-3", for_s=60, wait_s=1800, renew=True)
+    assert claimed in drone.happened, "it lies on a pad"
+    granted = drone.when(Granted(claim="pad", resource="pad-r1-0101-3", token=9, for_s=60, renews=True))
+    assert drone.agent.pad.release() not in granted.happened
+
+
+def test_leaves_a_pad_that_another_one_lies_on_and_wants_one_again_later() -> None:
+    drone = parked(battery=40.0).when(fix(11.0, HOME.x, HOME.y, 0.0, battery=40.0))
+    drone.when(Granted(claim="pad", resource="pad-r1-0101-2", token=3, for_s=60, renews=True))
+    drone.when(fix(20.0, HOME.x, HOME.y, HOLD_M), fix(25.0, HOME.x, HOME.y, HOLD_M)).when(ColumnTaken(by="x"))
+    drone.state(purpose="charge", wants_pad=True)  # late news of where it was
+    level, pad = drone.agent.level_m, drone.agent.points[0]
+    drone.when(fix(30.0, HOME.x, HOME.y, level), fix(40.0, pad.x, pad.y, level), fix(45.0, pad.x, pad.y, level))
+    drone.state(mode="sinking").when(fix(50.0, pad.x, pad.y, 20.0), ColumnTaken(by="r1-0101-001"))
+    drone.state(mode="rising", purpose="home", wants_pad=False)
+    assert drone.agent.pad.release() in drone.happened
+    drone.when(st.Released(claim="pad", resource="pad-r1-0101-2", token=3))
+    low = {"battery": 38.0}
+    drone.when(fix(60.0, pad.x, pad.y, HOLD_M, **low), fix(66.0, pad.x, pad.y, HOLD_M, **low))
+    level = drone.agent.level_m
+    drone.when(fix(80.0, pad.x, pad.y, level, **low), fix(90.0, HOME.x, HOME.y, level, **low))
+    drone.when(fix(95.0, HOME.x, HOME.y, level, **low), fix(110.0, HOME.x, HOME.y, 0.0, **low)).state(mode="parked")
+    drone.when(fix(121.0, HOME.x, HOME.y, 0.0, **low)).state(wants_pad=True)
+
+
+def test_gives_a_job_back_whose_place_another_one_lies_on() -> None:
+    drone = at_pickup().when(ColumnTaken(by="r1-0101-001")).state(purpose="home")
+    assert [one.why for one in told(drone, JobReturned)] == ["r1-0101-001 lies there"]
 
 
 def test_charges_when_it_is_low_and_returns_when_it_is_full() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from apps.drones.area import CELL_M, Area
 from apps.drones.job import (
+    ASK_S,
     BACKOFF_S_MAX,
     FLY_S_MAX,
     GRACE_S,
@@ -19,6 +20,7 @@ from apps.drones.job import (
     RETURNED_S,
     TAKEN_S,
     ArmAgain,
+    AskAgain,
     DeadlinePassed,
     Job,
     NoAnswer,
@@ -30,6 +32,7 @@ from apps.drones.messages import (
     BOX_FULL,
     ArmBox,
     ArmingFailed,
+    AskJob,
     AssignJob,
     BoxArmed,
     CancelJob,
@@ -267,6 +270,13 @@ def test_those_who_decline_one_after_the_other_are_asked_ever_more_slowly() -> N
     job.when(assign(D2, token=8), JobAccepted(token=8, drone=D2)).state(status="flying", unanswered=0, reopened=0)
 
 
+def test_a_job_that_nobody_would_take_sooner_waits_for_so_long() -> None:
+    for said_s, wait_s in ((25.0, 25.0), (3600.0, BACKOFF_S_MAX)):
+        job = assigned().when(JobReturned(token=1, drone=D1, why="closed", wait_s=said_s)).when(Done(box(2)))
+        job.then(BoxArmed(token=2), OpenAgain.wake(after_s=wait_s)).state(status="arming")
+        job.later(seconds=wait_s).state(status="open")
+
+
 def test_a_drone_that_does_not_answer_is_taken_for_silent() -> None:
     job = assigned().later(seconds=TAKEN_S - 1).then_nothing().later(seconds=1)
     why = f"{D1} did not answer"
@@ -286,6 +296,15 @@ def test_silence_reopens_it_once() -> None:
     again(job, D2).when(silent).then_nothing().state(status="assigned", drone=D2)
 
 
+def test_a_drone_is_asked_whether_it_still_has_it() -> None:
+    asked = (Tell(f"Drone/{D1}", AskJob(NAME, 1)), AskAgain.wake(after_s=ASK_S))
+    job = flying().later(seconds=ASK_S)
+    job.then(*asked)
+    job = job.when(JobPicked(token=1, drone=D1)).later(seconds=ASK_S)
+    job.then(*asked)
+    job.when(JobDelivered(token=1, drone=D1)).later(seconds=ASK_S).then_nothing()
+
+
 def test_a_drone_that_takes_too_long_loses_it() -> None:
     job = flying().later(seconds=FLY_S_MAX)
     job.state(status="arming", token=2, why=f"{D1} takes longer than 30 minutes")
@@ -298,7 +317,7 @@ def test_what_an_earlier_drone_says_changes_nothing() -> None:
     for late in (JobAccepted(1, D1), JobPicked(1, D1), JobReturned(1, D1, "revoked")):
         job = job.when(late)
         job.then_nothing().state(status="assigned", drone=D2, token=2)
-    job.when(JobAccepted(2, D2)).then(JobAccepted(2, D2)).state(status="flying")
+    job.when(JobAccepted(2, D2)).then(JobAccepted(2, D2), AskAgain.wake(after_s=ASK_S)).state(status="flying")
 
 
 @pytest.mark.parametrize("met", ["arming", "open", "assigned", "flying", "picked"])

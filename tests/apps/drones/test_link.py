@@ -147,6 +147,53 @@ async def test_frames_come_as_arrays_with_names_and_silence_is_not_a_number() ->
         assert rig.remote.fix(OTHER) is None
 
 
+async def test_a_fix_that_is_old_is_none_and_a_world_that_was_never_heard_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A drone that got its last fix again and again would take itself for well while it flies on, blind."""
+    never = RemoteWorld("tcp://127.0.0.1:1")
+    with pytest.raises(Unreachable, match="has not been heard yet"):
+        never.fix(ONE)
+    async with linked("r1-") as rig:
+        await rig.advance(0.5)
+        assert rig.remote.fix(ONE) is not None
+        monkeypatch.setattr(link, "AWAY_S", 0.0)
+        await asyncio.sleep(0.01)
+        with pytest.raises(Unreachable, match="has said nothing for more than 0 s"):
+            rig.remote.fix(ONE)
+
+
+async def test_the_server_knows_how_far_a_client_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with linked("r1-") as rig:
+        await rig.advance(3)
+        assert rig.server.behind_s() == 0.0, "it never says what it has dealt with: nobody waits for it"
+        rig.remote.took(START_T + 1.0)
+        await until(lambda: rig.server.behind_s() == pytest.approx(2.0))
+        rig.remote.took(START_T + 3.0)
+        await until(lambda: rig.server.behind_s() == 0.0)
+        await rig.advance(1)
+        assert rig.server.behind_s() == pytest.approx(1.0)
+        monkeypatch.setattr(link, "STUCK_S", 0.0)
+        assert rig.server.behind_s() == 0.0
+
+
+async def test_who_is_not_behind_hears_the_last_fixes_again_while_the_world_waits() -> None:
+    async with linked("r1-") as rig:
+        heard: list[float] = []
+        rig.remote.each_frame(lambda t, _names, _frame: heard.append(t))
+        await rig.advance(1)
+        await until(lambda: heard)
+        before = list(heard)
+        rig.remote.took(heard[-1] - 0.5)
+        await until(lambda: rig.server.behind_s() > 0.0)
+        rig.server.repeat()  # it has not dealt with them: nothing more for it
+        rig.remote.took(heard[-1])
+        await until(lambda: rig.server.behind_s() == 0.0)
+        rig.server.repeat()
+        await until(lambda: len(heard) > len(before))
+        assert heard == [*before, before[-1]]
+
+
 async def test_a_reader_of_frames_that_fails_is_reported_and_the_link_goes_on() -> None:
     async with linked() as rig:
         told: list[object] = []

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.drones.area import cell_of, is_reserved, pad_of, zone_of
-from apps.drones.drone import PADS_PER_ZONE
+from apps.drones.area import PADS_PER_ZONE, cell_of, is_reserved, pad_of, zone_of
 from apps.drones.job import Job
 from apps.drones.plan import HEAVY_KG, Customers, home_of, load_plan, make_plan
 from stigmergy.testing import given

@@ -6,7 +6,8 @@ import math
 import pytest
 from msgspec import structs
 
-from apps.drones.drone import CHARGE_BELOW, CHARGED_AT, PADS_PER_ZONE
+from apps.drones.area import PADS_PER_ZONE
+from apps.drones.drone import CHARGE_BELOW, CHARGED_AT
 from apps.drones.flight import flight_s, needed_percent
 from apps.drones.matching import Pairs, delivery_s, tour_m
 from apps.drones.messages import DroneReady, JobOpened, Site

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from apps.drones.area import Area
 from apps.drones.messages import (
     ClosedZone,
+    ColumnTaken,
     DroneSilent,
     Ticked,
     Track,
@@ -22,9 +23,11 @@ from apps.drones.messages import (
     ZonesHeard,
 )
 from apps.drones.sector import (
+    BACK_S,
     FORGET_S,
     OTHERS_MAX,
-    SILENT_S,
+    PARKED_S,
+    ColumnsTaken,
     DronesSuspected,
     DronesWarned,
     MemberHeard,
@@ -65,17 +68,39 @@ FIRST = "r1-0101-001"
 
 def test_a_drone_is_heard_and_told_what_is_closed() -> None:
     one = given(Sector, ZoneClosed(AREA, CLOSED), id=ID).when(share(1, track(100.0)))
-    one.then(MemberHeard(FIRST, True), Tell(f"Drone/{FIRST}", ZonesHeard(ID, (CLOSED,))))
-    one.state(members={FIRST}, inside={FIRST}, tracks={FIRST: track(100.0)})
-    one.when(share(1, track(101.0))).then().state(tracks={FIRST: track(101.0)})
-    one.when(share(1, track(99.0))).then_nothing().state(tracks={FIRST: track(101.0)})  # it was under way for longer
+    one.then(share(1, track(100.0)), MemberHeard(FIRST, True), Tell(f"Drone/{FIRST}", ZonesHeard(ID, (CLOSED,))))
+    one.state(own={FIRST: track(100.0)}, inside={FIRST}, regions={"r1"}, tracks={})
+    one = one.when(share(1, track(101.0))).then(share(1, track(101.0))).state(own={FIRST: track(101.0)})
+    one.when(share(1, track(99.0))).then_nothing().state(own={FIRST: track(101.0)})  # it was under way for longer
 
 
 def test_a_drone_that_enters_the_zone_is_told_again() -> None:
-    one = sector(share(1, track(100.0), zone="r1-0102")).state(inside=set(), members={FIRST})
-    one.when(share(1, track(101.0))).then(MemberHeard(FIRST, True), Tell(f"Drone/{FIRST}", ZonesHeard(ID, ())))
+    one = sector(share(1, track(100.0), zone="r1-0102")).state(inside=set())
+    enters = share(1, track(101.0))
+    one.when(enters).then(enters, MemberHeard(FIRST, True), Tell(f"Drone/{FIRST}", ZonesHeard(ID, ())))
     one.state(inside={FIRST})
-    one.when(share(1, track(102.0), zone="r1-0201")).state(inside=set(), members={FIRST})
+    one.when(share(1, track(102.0), zone="r1-0201")).state(inside=set(), own={FIRST: track(102.0)})
+
+
+def test_tracks_are_shared_while_another_region_has_drones_there() -> None:
+    alone = sector(share(1, track(100.0))).state(tracks={})
+    met = alone.when_peers_write(lambda agent: agent.regions.add("r2"))
+    met = met.when(Ticked(100.5)).state(tracks={FIRST: track(100.0)})
+    met = met.when(share(1, track(101.0)), share(2, track(101.0, 3900)))
+    met.state(tracks={FIRST: track(101.0), "r1-0101-002": track(101.0, 3900)})
+    left = met.when_peers_write(lambda agent: agent.regions.remove("r2"))
+    left.when(Ticked(101.5)).state(tracks={}).when(share(1, track(102.0))).state(tracks={})
+
+
+def test_a_region_whose_last_drone_left_says_so() -> None:
+    one = sector(share(1, track(100.0))).state(regions={"r1"})
+    one.when(Ticked(131.0)).state(own={}, regions=set())
+
+
+def test_a_drone_on_the_ground_shares_less_and_is_remembered_for_longer() -> None:
+    parked = track(100.0, mode="parked", z=0.0)
+    one = sector(share(1, parked)).when(Ticked(100.0 + PARKED_S)).state(own={FIRST: parked})
+    one.when(Ticked(100.1 + PARKED_S)).state(own={})
 
 
 def test_two_that_meet_are_warned_once_a_second_and_one_gives_way() -> None:
@@ -105,6 +130,19 @@ def test_only_the_own_drones_in_the_zone_are_warned() -> None:
         DronesWarned(100.5, (("r1-0101-002", ("r1-0001-009",)),)),
         Tell("Drone/r1-0101-002", TrafficHeard(100.5, (("r1-0001-009", apart),))),
     )
+
+
+def test_who_wants_to_go_down_is_told_of_one_that_lies_there() -> None:
+    wants, lies = track(100.0, mode="above", to_z=0.0), track(60.0, z=0.0, mode="grounded")
+    one = sector(share(1, wants), share(2, lies)).when(Ticked(100.5))
+    one.then(ColumnsTaken((("r1-0101-001", "r1-0101-002"),)), Tell(f"Drone/{FIRST}", ColumnTaken("r1-0101-002")))
+    one.when(share(1, track(101.0, mode="above", to_z=55.0))).when(Ticked(101.5)).then_nothing()
+    one.when(share(1, track(102.0, x=3060.0, mode="sinking", to_z=0.0))).when(Ticked(102.5)).then_nothing()
+    charging = sector(share(1, wants), share(2, track(60.0, z=0.0, mode="charging"))).when(Ticked(100.5))
+    charging.then_nothing()  # it holds the pad, so who comes to it waits for the claim
+    # Nor can one be stopped that comes down there by its safe action.
+    sinks = sector(share(1, wants), share(2, track(100.0, z=30.0, vz=-3.0, mode="landing", to_z=0.0)))
+    assert Tell(f"Drone/{FIRST}", ColumnTaken("r1-0101-002")) in sinks.when(Ticked(100.5)).happened
 
 
 def test_a_drone_is_told_the_next_ones_first_and_not_too_many() -> None:
@@ -154,18 +192,18 @@ def test_only_those_with_a_job_in_the_air_in_the_zone_are_missed() -> None:
 
 def test_after_a_restart_everybody_has_time_to_be_heard() -> None:
     one = sector(share(1, WORKS)).when(Ticked(101.0)).when(Ticked(112.0))
-    one.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 112.0 + SILENT_S),)))
-    one.when(Ticked(113.0), Ticked(117.9)).then_nothing()
-    one.when(Ticked(118.1)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
+    one.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 112.0 + BACK_S),)))
+    one.when(Ticked(113.0), Ticked(114.9)).then_nothing()
+    one.when(Ticked(115.1)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
     one = sector(share(1, WORKS)).when(Ticked(101.0)).when(Ticked(112.0))
-    one.when(share(1, replace(WORKS, t=114.0))).when(Ticked(118.1)).then_nothing()
+    one.when(share(1, replace(WORKS, t=112.5))).when(Ticked(115.1)).then_nothing()
 
 
 def test_a_restart_while_a_drone_is_suspected_begins_anew() -> None:
     one = sector(share(1, WORKS)).when(Ticked(105.2))
     back = one.when(Ticked(115.0))
-    back.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 121.0),)))
-    back.when(Ticked(121.2)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
+    back.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 118.0),)))
+    back.when(Ticked(118.2)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -191,7 +229,7 @@ def test_a_drone_that_left_is_forgotten_and_its_track_removed() -> None:
     one.when(Ticked(100.0 + FORGET_S)).then_nothing()
     one.when(Ticked(100.1 + FORGET_S))
     one.then(MembersLeft((FIRST,)), Tell(f"Drone/{FIRST}", ZonesHeard(ID, ())))
-    one.state(members=set(), inside=set(), tracks={})
+    one.state(own={}, inside=set(), tracks={})
 
 
 def test_what_another_region_left_goes_later() -> None:

@@ -14,7 +14,18 @@ import pytest
 
 from apps.drones.area import Area
 from apps.drones.messages import JobAssigned, JobDelivered, JobEndedFor, JobPlaced, PlaceJob, Site
-from rigs.swarm_checker import Clock, Findings, Given, Hold, Logged, LoggedJob, check, check_ground, read_witness
+from rigs.swarm_checker import (
+    Clock,
+    Findings,
+    Given,
+    Hold,
+    Logged,
+    LoggedJob,
+    TakeOver,
+    check,
+    check_ground,
+    read_witness,
+)
 from rigs.swarm_checker import check_reassignment as reassignment
 from rigs.swarm_checker import main as run_checker
 from stigmergy import (
@@ -317,6 +328,30 @@ def test_reassignment_counts_from_the_failure(tmp_path: Path) -> None:
     found = Findings()
     reassignment(found, read_witness(tmp_path), Logged(jobs=jobs, holds=[]))
     assert (found.failures, found.reassigned, found.reassignment_p99_s) == (1, 1, 7.5)
+    assert found.take_overs == [TakeOver("J1", "a", "motor", "b", 7.5), TakeOver("J3", "a", "motor")]
+
+
+def test_a_failure_that_nobody_could_know_of_is_counted_apart(tmp_path: Path) -> None:
+    def fails(drone: str, t: float) -> dict[str, Any]:
+        return {"fact": "failed", "t": t, "drone": drone, "kind": "motor"}
+
+    cut = [{"fact": "cut_off", "t": 20.0, "name": "r2"}, {"fact": "joined", "t": 50.0, "name": "r2"}]
+    names = ("r1-0", "r2-0", "r2-1", "r2-2", "r2-3")
+    failures = [fails(name, t) for name, t in zip(names, (30.0, 30.0, 15.0, 5.0, 19.0), strict=True)]
+    write_world(
+        tmp_path, {name: stands(60.0 * place, 0.0, 0.0) for place, name in enumerate(names)}, 2.0, *cut, *failures
+    )
+    next_t = {"r1-0": 55.0, "r2-0": 52.0, "r2-1": 54.5, "r2-2": 51.0, "r2-3": 19.5}
+    jobs = {
+        f"J{name}": LoggedJob(1.0, given=[Given(1, name, 2.0), Given(2, "r1-9", next_t[name])], ended=[])
+        for name in names
+    }
+    found = Findings()
+    reassignment(found, read_witness(tmp_path), Logged(jobs=jobs, holds=[]))
+    # Behind the cut: r2-0, r2-1. The region of r1-0 was not cut off, r2-2 failed long before, r2-3 was known in time.
+    assert (found.reassigned, found.reassigned_cut_off, found.reassignment_rejoined_s_max) == (5, 2, 4.5)
+    assert 40.0 < found.reassignment_linked_p99_s <= 46.0
+    assert 40.0 < found.reassignment_p99_s <= 46.0
 
 
 class Ask(Command):
