@@ -53,8 +53,8 @@ prove: setup .venv/.prove .venv/.bench ## Run the long proofs (ARGS goes to proo
 nightly: setup .venv/.prove .venv/.bench ## Run all long proofs at full counts: about 9 hours on two cores, 14 at most.
 	$(BIN)/python -m proofs
 
-demo: setup ## Fly 500 drones with jobs; kill a dispatcher, close a zone, fail two drones; then the findings (6 minutes).
-	$(BIN)/python -m apps.drones --drones 500 --minutes 1 --share 1.5 --around 180 --drain 400 \
+demo: setup ## Fly 500 drones with jobs; kill a dispatcher, close a zone, fail two drones; then the findings (2.5 minutes).
+	$(BIN)/python -m apps.drones --drones 500 --minutes 1 --share 1.2 --around 300 --drain 330 --speed 3 \
 		--faults two-drones,dispatcher,zone $(ARGS)
 
 demo-edge: setup ## Fly the edge agent over a real broker, kill it, cut its link, prove what is promised.

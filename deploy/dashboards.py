@@ -69,6 +69,15 @@ FLEET = Dashboard(
         ),
         Panel("Uplinks behind", ((highest("stigmergy_uplink_lag_seconds", "instance"), "{{instance}}"),), "s"),
         Panel("Uplinks behind, commits", ((total("stigmergy_uplink_lag_commits", "instance"), "{{instance}}"),)),
+        Panel("Models", ((rate("stigmergy_inferences_total", "model", "outcome"), "{{model}} {{outcome}}"),), "ops"),
+        _latency("Question to answer of models", "stigmergy_inference_seconds"),
+        Panel(
+            "Models behind",
+            (
+                (highest("stigmergy_inferences_waiting", "instance"), "{{instance}}: waiting"),
+                (highest("stigmergy_model_threads_hung", "instance"), "{{instance}}: threads that hang"),
+            ),
+        ),
         Panel(
             "Versions", ((total("stigmergy_node_info", "fleet", "version", "role"), "{{fleet}} {{version}} {{role}}"),)
         ),

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, Protocol
 
-from stigmergy.sim.explore import DEPTH_MAX, STATES_COUNT_MAX, Exploration, Model, S, explore
+from stigmergy.sim.explore import DEPTH_MAX, STATES_COUNT_MAX, Exploration, S, SearchedModel, explore
 
 
-class EndingModel(Model[S], Protocol[S]):
+class EndingModel(SearchedModel[S], Protocol[S]):
     """A small system that is to come to an end."""
 
     def is_over(self, state: S) -> bool:

@@ -32,7 +32,7 @@ from stigmergy.agents.ordered import (
     read_verdict,
 )
 from stigmergy.base.errors import LedgerUnavailable, LedgerUnknown
-from stigmergy.claims.port import Ledger
+from stigmergy.claims.port import LedgerPort
 from stigmergy.claims.service import ClaimService, life_of
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.nats.ledger import open_ledger
@@ -134,7 +134,7 @@ def signer_of(name: str) -> Ed25519Signer:
 # ---------------------------------------------------------------------- what a process does
 
 
-async def append_and_read(ledger: Ledger, client: str, book: Logbook, draw: random.Random) -> None:
+async def append_and_read(ledger: LedgerPort, client: str, book: Logbook, draw: random.Random) -> None:
     """Appends small batches of entries that nobody else has, and reads, until it is cancelled."""
     seen = 0
     for number in itertools.count():
@@ -145,7 +145,7 @@ async def append_and_read(ledger: Ledger, client: str, book: Logbook, draw: rand
         await asyncio.sleep(PAUSE_S * draw.random())
 
 
-async def _append(ledger: Ledger, client: str, number: int, book: Logbook, draw: random.Random) -> None:
+async def _append(ledger: LedgerPort, client: str, number: int, book: Logbook, draw: random.Random) -> None:
     entries = tuple(f"{client}.{number}.{index}".encode() for index in range(draw.choice([1, 1, 3])))
     start_ns = time.monotonic_ns()
     book.write(Begun(start_ns, entries))
@@ -169,7 +169,7 @@ async def _append(ledger: Ledger, client: str, number: int, book: Logbook, draw:
         await asyncio.sleep(REFUSED_PAUSE_S)
 
 
-async def _read(ledger: Ledger, client: str, after: int, book: Logbook, draw: random.Random) -> int:
+async def _read(ledger: LedgerPort, client: str, after: int, book: Logbook, draw: random.Random) -> int:
     is_fresh, count_max = draw.random() < 0.8, draw.choice([3, READ_COUNT, READ_COUNT])
     start_ns = time.monotonic_ns()
     try:
@@ -185,7 +185,7 @@ async def _read(ledger: Ledger, client: str, after: int, book: Logbook, draw: ra
 class Claimant:
     """Claims cells for short whiles, and says at every moment what it believes."""
 
-    def __init__(self, ledger: Ledger, name: str, book: Logbook, draw: random.Random) -> None:
+    def __init__(self, ledger: LedgerPort, name: str, book: Logbook, draw: random.Random) -> None:
         self._book = book
         self._draw = draw
         self._bell = asyncio.Event()
@@ -262,7 +262,7 @@ async def live(url: str, place: str, name: str, life: int, folder: Path, clients
     draw = random.Random(f"{name}/{life}")
     keys = [signer_of(one).public_key for one in clients]
 
-    def opened(kind: str) -> Ledger:
+    def opened(kind: str) -> LedgerPort:
         base, _, query = url.partition("?")
         where = f"{base}/{place}-{kind}" + (f"?{query}" if query else "")
         return open_ledger(where, f"{place}-{kind}", signer=signer_of(name), trusted=keys)

@@ -23,6 +23,7 @@ from stigmergy.agents.effects import (
     Woken,
     WorkFailed,
 )
+from stigmergy.agents.ledgers import Entered, Entry, Ledger, Proposed
 from stigmergy.agents.messages import (
     Action,
     Blob,
@@ -52,7 +53,7 @@ from stigmergy.agents.view import Key, Origin, View, project
 from stigmergy.agents.view_time import tumbling
 from stigmergy.agents.windows import Window
 from stigmergy.app.client import connect
-from stigmergy.app.fleet import Fleet
+from stigmergy.app.fleet import Fleet, make_process_ours
 from stigmergy.app.moved import install as install_moved
 from stigmergy.base.errors import (
     BlobMissing,
@@ -70,6 +71,7 @@ from stigmergy.base.errors import (
     ViewBehind,
     ViewFailed,
 )
+from stigmergy.bus.layout import PayloadLayout
 from stigmergy.bus.presence import Member, MemberJoined, MemberLeft, MembersReset
 from stigmergy.clients.client import Client
 from stigmergy.control.live import Live
@@ -85,6 +87,22 @@ from stigmergy.devices.fence_file import FenceFile
 from stigmergy.devices.loops import SetPoints, Tick
 from stigmergy.devices.pid import Pid
 from stigmergy.devices.port import Feed
+from stigmergy.models.model import Inferred, Inputs, Model, ModelSource, inferred
+from stigmergy.models.rollout import RolloutRule
+from stigmergy.models.rollout_agent import (
+    BeginRollout,
+    ModelRollout,
+    PauseRollout,
+    Promoted,
+    PromoteModel,
+    ResumeRollout,
+    RollBackModel,
+    RolledBack,
+    RolloutBegan,
+    StageBegan,
+    VersionsCompared,
+)
+from stigmergy.models.service import ModelSettings
 from stigmergy.node.mailbox import BLOCK, DROP_OLDEST, sample
 from stigmergy.node.settings import (
     BusSettings,
@@ -100,9 +118,10 @@ from stigmergy.shard.inputs import Accepted, Refused, Verdict
 from stigmergy.store.blobs import Blobs, BlobSettings
 from stigmergy.uplink.rules import Aggregate, FieldSummary, Summary, UplinkRule
 from stigmergy.views.query import ViewQuery
-from stigmergy.workflows.definition import Approval, Branch, Holding, Parallel, Step, Workflow
+from stigmergy.workflows.definition import Branch, Parallel, Workflow
 from stigmergy.workflows.messages import ApproveStep, CancelRun, DenyStep, RetryUndo
 from stigmergy.workflows.run import WorkflowRun
+from stigmergy.workflows.step import Approval, Holding, Step
 
 install_moved()
 
@@ -119,6 +138,7 @@ __all__ = [
     "Aggregate",
     "Approval",
     "ApproveStep",
+    "BeginRollout",
     "Blob",
     "BlobMissing",
     "BlobSettings",
@@ -139,6 +159,8 @@ __all__ = [
     "Effect",
     "Effects",
     "EnableWinsFlag",
+    "Entered",
+    "Entry",
     "Event",
     "Events",
     "Failed",
@@ -151,9 +173,12 @@ __all__ = [
     "Granted",
     "Heard",
     "Holding",
+    "Inferred",
     "InputFailed",
+    "Inputs",
     "Key",
     "LWWRegister",
+    "Ledger",
     "Live",
     "LogCut",
     "Lost",
@@ -163,6 +188,10 @@ __all__ = [
     "MemberLeft",
     "MembersReset",
     "Merged",
+    "Model",
+    "ModelRollout",
+    "ModelSettings",
+    "ModelSource",
     "NoAnswer",
     "NotAssigned",
     "NotRunning",
@@ -175,13 +204,23 @@ __all__ = [
     "Overloaded",
     "PNCounter",
     "Parallel",
+    "PauseRollout",
+    "PayloadLayout",
     "Pid",
     "Pool",
+    "PromoteModel",
+    "Promoted",
+    "Proposed",
     "Publish",
     "Refused",
     "Released",
+    "ResumeRollout",
     "Retention",
     "RetryUndo",
+    "RollBackModel",
+    "RolledBack",
+    "RolloutBegan",
+    "RolloutRule",
     "SafeAction",
     "SafeActionTaken",
     "SetPoints",
@@ -190,6 +229,7 @@ __all__ = [
     "SharedChanged",
     "SharedSettings",
     "Snapshots",
+    "StageBegan",
     "StaleOrder",
     "Step",
     "Steps",
@@ -206,6 +246,7 @@ __all__ = [
     "UplinkRule",
     "UplinkSettings",
     "Verdict",
+    "VersionsCompared",
     "View",
     "ViewBehind",
     "ViewFailed",
@@ -226,7 +267,9 @@ __all__ = [
     "durable",
     "evolve",
     "field",
+    "inferred",
     "latest",
+    "make_process_ours",
     "ordered",
     "pack_envelope",
     "pool",

@@ -23,7 +23,7 @@ from stigmergy import (
     SharedChanged,
 )
 from stigmergy.agents.codec import encode
-from stigmergy.agents.display import CHANGED, MERGED, plain_state, shared_fields
+from stigmergy.agents.display import CHANGED, MERGED, fields_in_words, plain_state
 from stigmergy.audit.listing import readable_fields
 from stigmergy.crdt.delta import Edit
 from stigmergy.crdt.store import mint
@@ -116,9 +116,9 @@ def test_changes_in_words() -> None:
 
 
 def test_other_messages_and_damage_are_not_shared_changes() -> None:
-    assert shared_fields("Other@1", b"") is None
-    assert shared_fields(CHANGED, b"\xc1") is None
-    assert shared_fields(MERGED, encode(Merged(field="x", deltas=(b"nonsense",)))) is None
+    assert fields_in_words("Other@1", b"") is None
+    assert fields_in_words(CHANGED, b"\xc1") is None
+    assert fields_in_words(MERGED, encode(Merged(field="x", deltas=(b"nonsense",)))) is None
     body = encode(SharedChanged(field="x", delta=b"nonsense"))
     assert readable_fields(body) == {"field": "x", "delta": msgspec.to_builtins(b"nonsense")}
 

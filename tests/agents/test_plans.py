@@ -6,7 +6,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -184,6 +184,29 @@ def test_an_agent_is_copied_deeply_where_it_must_be() -> None:
     copied = plan_agent(Listed).copy(listed)
     copied.items.append(2)
     assert listed.items == [1]
+
+
+def test_only_what_can_be_changed_in_place_is_copied() -> None:
+    class Depot(Agent):
+        name: str = ""
+        stock: dict[str, tuple[int, ...]] | None = None
+        shelves: dict[str, list[int]] = field(default_factory=dict)
+
+    class Yard(Agent):
+        stock: dict[str, tuple[int, ...]] = field(default_factory=dict)
+        gates: Annotated[set[str], "open"] = field(default_factory=set)
+
+    depot = Depot(stock={"a": (1,)}, shelves={"top": [1]})
+    copied = plan_agent(Depot).copy(depot)
+    copied.shelves["top"].append(2)
+    assert depot.shelves == {"top": [1]}
+    kept = (1, 2)
+    yard = Yard(stock={"a": kept}, gates={"north"})
+    image = plan_agent(Yard).copy(yard)
+    yard.stock["b"] = (3,)
+    yard.gates.add("south")
+    assert (image.stock, image.gates) == ({"a": (1, 2)}, {"north"})
+    assert image.stock["a"] is kept, "what cannot be changed is the very same"
 
 
 def test_a_state_that_has_no_bytes_is_copied_all_the_same() -> None:

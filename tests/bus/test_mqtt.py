@@ -556,6 +556,22 @@ async def test_message_that_is_too_large_is_refused_and_counted(tmp_path: Path, 
         assert bus.receipts.refused == 1
 
 
+async def test_link_without_all_subscriptions_is_not_up(tmp_path: Path) -> None:
+    """Else the node would be told nothing of what the broker refused, for ever and in silence."""
+    with start_nats(tmp_path / "nats", ack_pending_max=30_000) as broker:  # room for two subscriptions of a session
+        bus = open_bus(broker.url, "a", SystemEntropy())
+        for pattern in ("one/+", "two/+", "three/+"):
+            await bus.subscribe(pattern, HandlerLog())
+        await bus.open()
+        try:
+            await wait_until(lambda: isinstance(bus.last_error, ConfigError))
+            assert "1 of 3 subscriptions, 'three/+' first" in str(bus.last_error)
+            assert "max_ack_pending" in str(bus.last_error)
+            assert not bus.is_up
+        finally:
+            await bus.close()
+
+
 async def test_refusal_to_take_holds_the_broker_back(mosquitto: Broker) -> None:
     """What a node cannot take stays with the broker, within the broker's window, and comes when it can."""
     async with opened(mosquitto.url, "sender") as sender, opened(mosquitto.url, "receiver") as receiver:

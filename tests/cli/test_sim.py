@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,8 @@ def test_breaks(world: World) -> None:
 
 @simulate(fleet, agents=3, for_s=8.0, faults="none")
 def test_hangs(world: World) -> None:
+    if world.seed == 2:
+        open("hangs", "w").close()
     while world.seed == 2:
         pass
 """
@@ -128,6 +132,18 @@ def test_a_seed_that_hangs_is_ended_and_shown_with_its_stack(capsys: pytest.Capt
     assert found["shrunk"] is None
 
 
+def test_what_was_found_before_an_interruption_is_shown(folder: Path) -> None:
+    words = ["lights_sim:test_hangs", "--seeds", "1..3", "--jobs", "1", "--hang-after", "60", "--json"]
+    command = [sys.executable, "-m", "stigmergy", "sim", *words]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        while not (folder / "hangs").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)  # it interrupts as SIGINT does, which is ignored in the background
+        out, _ = process.communicate()
+    found = json.loads(out)
+    assert (process.returncode, found["interrupted"], found["seeds"]) == (130, True, 1)
+
+
 def test_one_seed_shows_its_timeline_and_writes_a_page(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     code, out = sim(capsys, "lights_sim:test_holds", "--seed", "4", "--html", "run.html", "--nodes", "2")
     assert code == 0
@@ -155,7 +171,7 @@ def test_several_processes_and_another_hash_seed_find_the_same() -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("nothing",), "'nothing' is no scenario; there are drones"),
+        (("nothing",), "'nothing' is no scenario; there are city, drones"),
         (("lights_sim:nobody",), "has no 'nobody'"),
         (("lights_sim:fleet",), "name a Scenario, or a test with @simulate"),
         (("no_such_module:x",), "there is no module 'no_such_module' here"),

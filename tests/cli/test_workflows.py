@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stigmergy.cli.api.workflows import _happened
 from tests.cli.conftest import Folder
 from tests.cli.in_process import Here
 
@@ -89,6 +90,22 @@ def test_one_run_step_by_step(node: Folder) -> None:
     shown = node.cli("workflows", "Delivery/J-2").stdout
     assert "Delivery/J-2  undone  version 1  ReleaseParcel: refused: the hook does not open" in shown
     assert 'StepFailed        step=ReleaseParcel attempt=1 reason="refused: the hook does not open"\n' in shown
+
+
+def test_a_choice_says_which_way_the_run_went() -> None:
+    shown = [_happened({"time": "", "event": "stigmergy.BranchTaken", "fields": {"branch": "late", "holds": holds}})
+             for holds in (False, True)]  # fmt: skip
+    assert ["holds=false" in str(one[2]) for one in shown] == [True, False]
+    assert "holds=true" in str(shown[1][2])
+
+
+def test_the_log_knows_the_framework_s_events_by_their_short_names(node: Folder) -> None:
+    def types(*words: str) -> set[str]:
+        return {entry["type"] for entry in node.lines("log", "show", *words)}
+
+    assert types("--type", "RunBegan") == types("--type", "stigmergy.RunBegan") == {"stigmergy.RunBegan.Deliver@1"}
+    assert types("Delivery/J-2", "--type", "UndoBegan") == {"stigmergy.UndoBegan@1"}
+    assert types("--type", "Nothing") == types("--type", "Began") == set()
 
 
 def test_what_is_no_run(node: Folder) -> None:

@@ -173,7 +173,7 @@ def test_one_that_sleeps_too_long_has_lost_its_lease_the_moment_it_wakes() -> No
         town.run.loop.release("a")
         await asyncio.sleep(SEEN_S)
         assert sleeper.membership.lost.is_set()
-        assert sleeper.membership.why
+        assert "; this process stood still for " in sleeper.membership.why, "which is not the fault of the servers"
         assert other.membership.register.plan == plan, "who was coordinator changes nothing when it wakes"
         await sleeper.membership.abandon()
         again = await town.joined("a2")

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from stigmergy import Agent, Event, Fleet, Settings, Snapshots, evolve
@@ -117,6 +118,78 @@ def unpacked(reply: PositionsReply, names: list[str]) -> Places:
 
 async def move(live: Live, name: str, x: float, y: float = 1.0, heading: float = 0.0) -> None:
     await live.observe(f"Cart/{name}", Moved(x=x, y=y, heading=heading))
+
+
+def declare_drawing() -> Fleet:
+    """A parked one draws a feature with its x as its name; nothing at 0, and something wrong at 13."""
+
+    def draw(parked: Parked) -> list[dict[str, Any]]:
+        return [{"type": "Feature" if parked.x != 13 else "Point", "properties": {"name": parked.x}}][: int(parked.x)]
+
+    fleet = declare()
+    fleet.map(Parked, at=lambda parked: None, plane="xy", draw=draw)
+    return fleet
+
+
+def drawn_in(watcher: Watcher, reply: PositionsReply) -> dict[str, list[float]]:
+    return {
+        watcher.names_of([number])[0]: [one["properties"]["name"] for one in msgspec.json.decode(features)]
+        for number, features in reply.drawn
+    }
+
+
+def test_what_agents_draw_is_told_when_it_changes() -> None:
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        for name, x in (("p1", 1.0), ("p2", 0.0)):
+            await live.observe(f"Parked/{name}", Moved(x=x, y=0.0))
+        await move(live, "a", 1.0)
+        first, second = Watcher(live), Watcher(live)
+        found, reply = await first.next()
+        assert list(found) == ["Cart/a"], "who draws may be nowhere"
+        assert drawn_in(first, reply) == {"Parked/p1": [1.0]}
+        await live.observe("Parked/p1", Moved(x=1.0, y=5.0))
+        await live.observe("Parked/p2", Moved(x=2.0, y=0.0))
+        assert drawn_in(first, (await first.next())[1]) == {"Parked/p2": [2.0]}, "the same is not told again"
+        assert drawn_in(second, (await second.next())[1]) == {"Parked/p1": [1.0], "Parked/p2": [2.0]}
+        waiting = asyncio.ensure_future(second.next(within_s=20.0))
+        await asyncio.sleep(1.0)
+        await live.observe("Parked/p1", Moved(x=0.0, y=0.0))
+        assert drawn_in(second, (await waiting)[1]) == {"Parked/p1": []}
+        assert drawn_in(first, (await first.next())[1]) == {"Parked/p1": []}, "also to who asks second"
+        await live.observe("Parked/p2", Moved(x=13.0, y=0.0))
+        _, reply = await first.next()
+        assert drawn_in(first, reply) == {"Parked/p2": []}
+        (trouble,) = reply.troubles
+        assert trouble.startswith("what Parked/p2 draws is left out: ValueError: draw returned something else")
+        await live.observe("Parked/p2", Moved(x=3.0, y=0.0))
+        _, reply = await first.next()
+        assert (drawn_in(first, reply), reply.troubles) == ({"Parked/p2": [3.0]}, [])
+
+    play(declare_drawing(), scene)
+
+
+def test_much_that_is_drawn_comes_in_several_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "DRAWN_BYTES_MAX", 120)
+
+    async def scene(node: SimNode) -> None:
+        live = await node.start()
+        for number in range(1, 8):
+            await live.observe(f"Parked/p{number}", Moved(x=float(number), y=0.0))
+        watcher = Watcher(live)
+        told: dict[str, list[float]] = {}
+        while True:
+            _, reply = await watcher.next()
+            assert 1 <= len(reply.drawn) <= 2
+            told |= drawn_in(watcher, reply)
+            if not reply.more:
+                break
+        assert told == {f"Parked/p{number}": [float(number)] for number in range(1, 8)}
+        past = await watcher.ask(PositionsRequest(at=readable_time(node.clock.wall_ns())))
+        assert len(past.drawn) == 2
+        assert any("; left out is what Parked/p" in trouble for trouble in past.troubles)
+
+    play(declare_drawing(), scene)
 
 
 both_engines = pytest.mark.parametrize("is_compiled", [False, True], ids=["interpreted", "compiled"])

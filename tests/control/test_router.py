@@ -148,17 +148,27 @@ def test_answer_is_passed_on_as_it_is_also_a_refusal_and_a_stream() -> None:
 
 
 def test_shard_whose_owner_is_down_is_named_with_what_to_do() -> None:
-    names: dict[str, Any] = {"kinds": {}, "agents": []}
-    board = both(lambda asked: stream({}) if asked["do"] == "verify" else [ok(names if asked["do"] == "names" else {})])
+    board = both(lambda asked: stream({}) if asked["do"] == "verify" else [ok({})])
     board.processes[1].is_down = True
     (said,) = board.ask(do="state", agent=AGENTS[2])
     assert said["kind"] == "NotRunning"
     assert "the owner of shard 1 does not answer now" in said["error"]
     assert "a worker must run" in said["error"]
     assert board.ask(do="state", agent=AGENTS[1]) == [{"v": 1, "ok": {}}]
-    for request in ({"do": "names"}, {"do": "verify"}):
-        (said,) = board.ask(**request)[-1:]
-        assert said["kind"] == "NotRunning"
+    (said,) = board.ask(do="verify")[-1:]
+    assert said["kind"] == "NotRunning"
+
+
+def test_names_are_told_although_an_owner_is_down() -> None:
+    kinds: dict[str, Any] = {"Cart": {"commands": {"Go": []}, "events": {}}}
+    board = both(lambda _: [ok({"kinds": kinds, "agents": ["Cart/1"]})])
+    assert board.ask(do="names")[0]["ok"] == {"kinds": kinds, "agents": ["Cart/1", "Cart/1"], "missing": []}
+    board.processes[0].is_down = True
+    (found,) = board.ask(do="names")
+    assert (found["ok"]["kinds"], found["ok"]["agents"]) == (kinds, ["Cart/1"])
+    assert [one["why"] for one in found["ok"]["missing"]] == ["shard 0 has no owner that answers: nobody is there"]
+    board.processes[1].is_down = True
+    assert board.ask(do="names")[0]["kind"] == "NotRunning"
 
 
 @pytest.mark.parametrize("do", ["letters", "log", "claims", "shared", "quarantine"])

@@ -62,6 +62,8 @@ class Wire:
         self.log.append(f"open {self.name}")
         if self.fails == "open":
             raise ConfigError(f"{self.name} is not there")
+        if self.fails == "driver":
+            raise OSError(f"no such device: {self.name}")
 
     async def close(self) -> None:
         self.log.append(f"close {self.name}")
@@ -116,6 +118,19 @@ def test_one_that_cannot_be_opened_keeps_the_node_from_starting_and_the_rest_is_
 
     play(fleet, main)
     assert log == ["open one", "open other", "close other", "close one"]
+
+
+def test_what_a_driver_raises_is_said_as_it_is_and_not_taken_for_a_bug_of_ours() -> None:
+    log: list[str] = []
+    fleet = declare(log)
+    fleet.attach(Wire("other", log, fails="driver"))
+
+    async def main(node: SimNode) -> None:
+        with pytest.raises(ConfigError, match="Wire cannot be opened: no such device: other"):
+            await node.start()
+
+    play(fleet, main)
+    assert log == ["open other", "close other"]
 
 
 def test_one_that_cannot_be_closed_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,8 @@ from stigmergy.journal import segments, sqlite
 from stigmergy.journal.identity import encode_mark
 from stigmergy.journal.port import Journal, SnapshotPart
 from stigmergy.journal.recovery import new_state
+from stigmergy.models.bundle import AcceptedMetric, Example, Manifest, ModelClass, Note, write_bundle
+from stigmergy.models.runtime import pack_row
 from stigmergy.nats import journal as nats_journal
 from stigmergy.nats import naming
 from stigmergy.nats.journal import messages as nats_messages
@@ -56,6 +58,7 @@ from stigmergy.shard.snapshot import (
 from stigmergy.shard.state import ShardState, plan_agents
 from stigmergy.testing.nats import start_single
 from tests.formats import golden, golden_columns
+from tests.models.nets import ROWS, forest
 
 NOON_NS = 1_700_000_000 * SECOND_NS
 
@@ -253,6 +256,23 @@ def flight_bytes(journal: Path) -> bytes:
         asyncio.run(opened.close())
 
 
+def golden_bundle() -> bytes:
+    payload, answer = forest()
+    manifest = Manifest(
+        name="gas-alarm",
+        version="1.2.0",
+        runtime="forest",
+        model_class=ModelClass.TINY,
+        inputs=("co", "nox", "temperature"),
+        outputs=("co", "no2"),
+        licence="Apache-2.0",
+        metrics=(AcceptedMetric("auc", 0.966),),
+        notes=(Note("seed", "7"),),
+        examples=tuple(Example(pack_row(row), tuple(map(float, answer([row])[0]))) for row in ROWS),
+    )
+    return write_bundle(manifest, payload, golden.SIGNER)
+
+
 def hex_text(title: str, data: bytes) -> str:
     digits = data.hex()
     return f"# {title}\n" + "".join(f"{digits[at : at + 96]}\n" for at in range(0, len(digits), 96))
@@ -299,6 +319,7 @@ def main() -> None:
             "an incremental snapshot", snapshot_parts(golden.INCREMENTAL, golden.INCREMENTAL_AGENTS)
         ),
         "snapshot-columns-1.txt": lines_text("a snapshot with compiled agents", columns_parts()),
+        "model-1.hex": hex_text("a bundle of a model", golden_bundle()),
         "event-log-1.txt": lines_text("commits with events of version 1", asyncio.run(make_event_log())),
     }
     for name, text in texts.items():

@@ -32,6 +32,7 @@ from stigmergy.journal.segments import frames
 from stigmergy.journal.segments import journal as snapshots
 from stigmergy.journal.segments import opener as opening
 from stigmergy.journal.sqlite import schema
+from stigmergy.models.service import ModelSettings
 from stigmergy.node.settings import BusSettings, Retention, Settings, SharedSettings, Snapshots
 from stigmergy.shard import batches, commit, draft, snapshot, state
 from stigmergy.shard import column_dispatch as columnar
@@ -213,6 +214,7 @@ def default_of(field: Any) -> Any:
         ("settings.limits", Limits),
         ("settings.bus", BusSettings),
         ("settings.copies", CopySettings),
+        ("settings.models", ModelSettings),
         ("settings.shared", SharedSettings),
     ],
 )
@@ -247,6 +249,8 @@ def test_every_test_that_the_architecture_names_exists() -> None:
 
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+"""Programs, in which `Proposed[Incident](id=…)` is no link."""
 
 
 def anchors(text: str) -> set[str]:
@@ -261,7 +265,7 @@ def anchors(text: str) -> set[str]:
 )
 def test_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    for target, anchor in LINK.findall(text):
+    for target, anchor in LINK.findall(FENCED.sub("", text)):
         path = (ROOT / page).parent / target if target else ROOT / page
         assert path.exists(), f"{page} links to {target}"
         if anchor:

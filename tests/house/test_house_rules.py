@@ -39,6 +39,7 @@ ADAPTERS = (
     "control/socket",
     "devices/fence",
     "devices/mavlink",
+    "federated/vault",
     "journal/files",
     "journal/identity",
     "journal/memory",

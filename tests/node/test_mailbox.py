@@ -10,12 +10,14 @@ from stigmergy.node.mailbox import (
     BLOCKED_COUNT_MAX,
     DROP_OLDEST,
     NOTE_TICKETS_MAX,
+    STEP_NS,
+    STEPPED_ITEMS_MIN,
     Mailbox,
     Queued,
     StreamPolicy,
     sample,
 )
-from stigmergy.shard.inputs import Ask, Delivery, SequencesSkipped, TimerDue
+from stigmergy.shard.inputs import Ask, ColumnDelivery, Delivery, SequencesSkipped, TimerDue
 
 ITEM = ("Drone/a", b"x")
 
@@ -272,6 +274,91 @@ def test_senders_who_never_wait_are_told_in_the_end(policy: StreamPolicy) -> Non
     assert held <= NOTE_TICKETS_MAX + 10
 
 
+def records(sequence: int, items: int = 80) -> Queued:
+    one = ColumnDelivery("radio", "Meter", b"", 1, b"", b"", items, sequence)
+    return Queued(0, one, (), items, 10 * items, columns=True)
+
+
+def slow(items_max: int = 10_000) -> Mailbox:
+    """One whose inputs take a tenth of STEP_NS each."""
+    mailbox = make(items_max, bytes_max=10**6)
+    mailbox.put_inside(delivery(1, items=100, source="before"))
+    step(mailbox)
+    return mailbox
+
+
+def step(mailbox: Mailbox) -> list[Queued]:
+    taken = drain(mailbox)
+    mailbox.stepped(sum(len(one.input.items) for one in taken if isinstance(one.input, Delivery)) * STEP_NS // 10)
+    return taken
+
+
+def test_records_never_wait_for_a_whole_envelope_whose_inputs_take_long() -> None:
+    mailbox, ticket = slow(), Recorder()
+    mailbox.put_telemetry(delivery(1, items=100, ticket=ticket), BLOCK)
+    parts: list[Queued] = []
+    for number in range(1, 801, 80):
+        mailbox.put_telemetry(records(number), BLOCK)
+        *some, last = step(mailbox)
+        assert isinstance(last.input, ColumnDelivery)
+        assert sum(one.items for one in some) <= STEPPED_ITEMS_MIN
+        parts += some
+    assert consume(parts) == {(0, "s", 0): 100}
+    assert [len(part.tickets) for part in parts] == [0] * (len(parts) - 1) + [1], "it is told of all of it"
+    assert not mailbox.waiting
+    assert mailbox.items == 0
+
+
+def test_parts_are_as_large_as_the_time_of_their_inputs_says() -> None:
+    mailbox = slow()
+    mailbox.put_telemetry(delivery(1, items=2_000), BLOCK)
+    sizes = []
+    while mailbox.waiting:
+        (part,) = drain(mailbox)
+        sizes.append(part.items)
+        mailbox.stepped(part.items * STEP_NS // 1_100)
+    assert sizes == [16, 32, 64, 128, 256, 512, 992]
+    assert not mailbox.is_slow
+
+
+def test_inputs_that_take_no_time_are_stepped_all_together() -> None:
+    mailbox = make(items_max=10_000, bytes_max=10**6)
+    for number in range(1, 3_001, 1_000):
+        mailbox.put_telemetry(delivery(number, items=1_000), BLOCK)
+        mailbox.stepped(STEP_NS)
+    assert [one.items for one in drain(mailbox)] == [1_000] * 3
+
+
+def test_other_sources_have_their_turn_between_the_parts_of_an_envelope() -> None:
+    mailbox = slow()
+    for source in "ab":
+        mailbox.put_telemetry(delivery(1, items=40, source=source), BLOCK)
+    sources = [one.input.source for _ in range(6) for one in step(mailbox) if isinstance(one.input, Delivery)]
+    assert sources == ["a", "b"] * 3
+
+
+def test_tells_in_one_piece_are_parted_too_and_nothing_passes_them() -> None:
+    mailbox = slow()
+    mailbox.put_inside(delivery(1, items=40))
+    mailbox.put_inside(delivery(41, items=1))
+    taken: list[Queued] = []
+    while mailbox.waiting:
+        some = step(mailbox)
+        assert sum(one.items for one in some) <= STEPPED_ITEMS_MIN
+        taken += some
+    assert consume(taken) == {(0, "s", 0): 41}
+
+
+def test_what_was_left_is_passed_by_nothing_that_came_later() -> None:
+    mailbox = slow()
+    mailbox.put_back([delivery(1, items=40), delivery(41, items=40)])
+    mailbox.put_telemetry(delivery(81), BLOCK)
+    taken: list[Queued] = []
+    while mailbox.waiting:
+        taken += step(mailbox)
+    assert consume(taken) == {(0, "s", 0): 81}
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_no_ticket_is_lost_and_no_mark_left_behind_whatever_comes(seed: int) -> None:
     chance = random.Random(seed)
@@ -294,7 +381,11 @@ def test_no_ticket_is_lost_and_no_mark_left_behind_whatever_comes(seed: int) -> 
         put.append(ticket)
         ends[key] = max(ends.get(key, 0), first + items - 1)
         if chance.random() < 0.2:
-            taken += mailbox.take(chance.randint(1, 10), telemetry=chance.random() < 0.9)
+            some = list(mailbox.take(chance.randint(1, 10), telemetry=chance.random() < 0.9))
+            left = chance.randint(0, len(some))
+            taken += some[:left]
+            mailbox.put_back(some[left:])
+            mailbox.stepped(chance.choice((0, STEP_NS, 10 * STEP_NS)))
     while mailbox.waiting:
         taken += mailbox.take(100, telemetry=True)
     assert consume(taken) == ends

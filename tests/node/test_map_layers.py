@@ -1,5 +1,6 @@
 """What a fleet declares for its map: what is taken, and what is refused with which sentence."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,27 @@ def test_plane_has_x_first() -> None:
     assert fleet.map_layers["Cart"].point_of(Cart()) == MapPoint(1000.0, -2000.5, 0, "")
 
 
+def test_what_an_agent_draws_is_json_of_bounded_size() -> None:
+    fleet = declare()
+    fleet.map(Drone, at=lambda d: None)
+    feature = {"type": "Feature", "properties": {"name": "way"}, "geometry": None}
+    fleet.map(Cart, at=lambda c: None, draw=lambda c: [feature] * int(c.lat))
+    assert fleet.map_layers["Drone"].drawing_of(Drone()) == b"[]"
+    drawing_of = fleet.map_layers["Cart"].drawing_of
+    assert drawing_of(Cart(lat=0.0)) == b"[]"
+    assert json.loads(drawing_of(Cart(lat=2.0))) == [feature, feature]
+    with pytest.raises(ValueError, match="it draws 126,001 bytes of GeoJSON; 65,536 at most"):
+        drawing_of(Cart(lat=2000.0))
+
+
+@pytest.mark.parametrize("drawn", [[{"type": "Point"}], [7], {"type": "FeatureCollection", "features": []}])
+def test_what_is_no_feature_is_not_drawn(drawn: Any) -> None:
+    fleet = declare()
+    fleet.map(Drone, at=lambda d: None, draw=lambda d: drawn)
+    with pytest.raises(ValueError, match="GeoJSON features"):
+        fleet.map_layers["Drone"].drawing_of(Drone())
+
+
 @pytest.mark.parametrize("at", [(91.0, 0.0), (0.0, 181.0), (math.nan, 0.0), (math.inf, 0.0)])
 def test_a_place_that_is_none_is_no_point(at: tuple[float, float]) -> None:
     fleet = declare()
@@ -73,6 +95,7 @@ def test_a_place_that_is_none_is_no_point(at: tuple[float, float]) -> None:
         (Drone, {"at": None}, "at=None; give a function"),
         (Drone, {"heading": 90}, "heading=90; give a function"),
         (Drone, {"colour": "red"}, "colour='red'; give a function"),
+        (Drone, {"draw": []}, "draw=[]; give a function"),
         (Drone, {"plane": "mercator"}, "plane='mercator'; give 'geo'"),
         (Drone, {"plane": "xy"}, "a map has one plane"),
         (Drone, {"trail_s": -1}, "trail_s=-1; give 0 to 3600"),

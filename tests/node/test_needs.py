@@ -5,10 +5,25 @@ from typing import Any
 import pytest
 
 import stigmergy as st
-from stigmergy import Agent, Claim, Effects, Event, Ordered, ORSet, Publish, Shared, ordered, react, shared
+from stigmergy import (
+    Action,
+    Agent,
+    Claim,
+    Effects,
+    Event,
+    Ordered,
+    ORSet,
+    Publish,
+    Shared,
+    WhenStale,
+    evolve,
+    ordered,
+    react,
+    shared,
+)
 from stigmergy.base.errors import ConfigError
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.needs import Needs, check_needs, needs_of
+from stigmergy.node.needs import Needs, check_needs, hasty_rules, needs_of
 
 
 class Seen(Event):
@@ -141,3 +156,30 @@ def test_a_fleet_that_lacks_something_is_refused_with_the_line_to_write() -> Non
         "its workers"
     )
     check_needs(fleet, url, bus=True, ledger=True)
+
+
+class Stop(Action):
+    pass
+
+
+class Hasty(Agent):
+    silence = WhenStale(Seen, after_s=3, then=Stop())
+
+    @evolve
+    def seen(self, event: Seen) -> None:
+        pass
+
+
+class Patient(Agent):
+    silence = WhenStale(Seen, after_s=9, then=Stop())
+
+    @evolve
+    def seen(self, event: Seen) -> None:
+        pass
+
+
+def test_staleness_rules_that_a_dying_server_sets_off_are_said() -> None:
+    """The drones of a swarm landed all at once when a server was killed: their log had no leader for 5 s."""
+    (said,) = hasty_rules(Declaration("town", agents=[Hasty, Patient, Plain]))
+    assert said.startswith("Hasty takes its safe action after 3 s without Seen: it will do so whenever the server")
+    assert said.endswith("give WhenStale more, or run these agents on their device or gateway")

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from stigmergy.control.replies import MissingPart, PositionsReply
-from stigmergy.serve.map import FleetMap, MapClient
+from stigmergy.serve.map import FleetMap, MapClient, ToldDrawn
 from stigmergy.shard.homes import shard_of
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.nats import start_single
@@ -69,6 +70,7 @@ fleet.map(
     heading=lambda d: 90.0,
     colour=lambda d: "north" if d.lat > 0 else "south",
     trail_s=12,
+    draw=lambda d: [] if d.lon < 100 else [{"type": "Feature", "properties": {"name": f"at {d.lon:g}"}}],
 )
 fleet.layer("zones", Path(__file__).with_name("zones.geojson"))
 fleet.layer("grid", lambda: {"type": "FeatureCollection", "features": []})
@@ -108,6 +110,7 @@ class MapReader:
         self.colours: list[str] = []
         self.places: dict[str, tuple[float, float, int, str]] = {}
         self.frames: list[int] = []
+        self.drawn: dict[str, list[str]] = {}
         self.troubles: list[str] = []
         self.missing: list[str] = []
 
@@ -125,6 +128,8 @@ class MapReader:
         self.colours = told.get("colours", self.colours)
         self.troubles = told.get("troubles", self.troubles)
         self.missing = told.get("missing", self.missing)
+        for number, features in told.get("drawn", ()):
+            self.drawn[self.names[number]] = [one["properties"]["name"] for one in features]
         for number in told.get("gone", ()):
             del self.places[self.names[number]]
 
@@ -173,6 +178,28 @@ async def test_agents_move_live(town: ServedProcess) -> None:
         await first.wait("Drone/b", None, None)
         await asyncio.to_thread(move, town, "b", 3.0, 2.0)
         await first.wait("Drone/b", 2.0, 3.0)
+
+
+async def test_what_agents_draw_is_shown_now_and_in_the_past(town: ServedProcess) -> None:
+    await asyncio.to_thread(move, town, "w", 1.0, 120.0)
+    async with looking(town) as first:
+        await first.wait("Drone/w", 120.0, 1.0)
+        assert first.drawn["Drone/w"] == ["at 120"]
+        before = (await asyncio.to_thread(town.get, "/v1/map")).json
+        assert before["drawn"]["Drone/w"][0]["properties"] == {"name": "at 120"}
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(move, town, "w", 1.0, 121.0)
+        await first.wait("Drone/w", 121.0, 1.0)
+        assert first.drawn["Drone/w"] == ["at 121"]
+        await asyncio.to_thread(move, town, "w", 1.0, 5.0)
+        await first.wait("Drone/w", 5.0, 1.0)
+        assert first.drawn["Drone/w"] == []
+        async with looking(town) as second:
+            await second.wait("Drone/w", 5.0, 1.0)
+            assert "Drone/w" not in second.drawn
+    past = (await asyncio.to_thread(town.get, f"/v1/map?at={before['time']}")).json
+    assert past["drawn"]["Drone/w"] == before["drawn"]["Drone/w"]
+    assert "Drone/w" not in (await asyncio.to_thread(town.get, "/v1/map")).json.get("drawn", {})
 
 
 async def test_trouble_is_said_and_taken_back(town: ServedProcess) -> None:
@@ -472,6 +499,44 @@ def test_moment_before_a_shard_began_is_said(tmp_path: Path) -> None:
         assert "troubles" not in town.get(f"/v1/map?at={town.get('/v1/map').json['time']}").json
     finally:
         town.end()
+
+
+class Restarted:
+    """A node whose agents drew something, and which tells anew what its agents are after it has been away."""
+
+    waits_max = 4
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.again, self.done = asyncio.Event(), asyncio.Event()
+
+    async def ask(self, request: Any) -> PositionsReply:
+        self.asked += 1
+        way, zone = (0, Raw(b'[{"name":"way"}]')), (1, Raw(b'[{"name":"zone"}]'))
+        if self.asked == 1:
+            return PositionsReply("a", 1, names=["Drone/a", "Zone/z"], drawn=[way, zone], is_new=True)
+        if self.asked == 2:
+            await self.again.wait()
+            return PositionsReply("b", 2, names=["Zone/z", "Drone/a"], drawn=[(0, zone[1])], is_new=True)
+        self.done.set()
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+
+async def test_what_is_drawn_no_more_after_a_restart_leaves_the_map() -> None:
+    asker = Restarted()
+    found = FleetMap({}, asker, (None,))  # type: ignore[arg-type]
+    found.join(client := MapClient(found), 20)
+    told: list[dict[int, list[Any]]] = []
+    async with asyncio.timeout(240):
+        for wanted in ({0: [{"name": "way"}], 1: [{"name": "zone"}]}, {0: [], 1: [{"name": "zone"}]}):
+            told.append({})
+            while told[-1] != wanted:
+                await found.wait(client.seen, 1.0)
+                texts = [text for text in client.next()[0] if isinstance(text, ToldDrawn)]
+                told[-1] |= {number: msgspec.json.decode(features) for text in texts for number, features in text.drawn}
+            asker.again.set()
+        await asker.done.wait()
+    await found.leave(client)
 
 
 class HandedOver:

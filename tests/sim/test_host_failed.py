@@ -31,6 +31,29 @@ class Counter(Agent):
         self.total += event.number
 
 
+def test_a_stop_that_its_disk_does_not_let_end_accuses_nobody() -> None:
+    world = Run(1)
+    node = SimNode(world, lambda _: Declaration("slow", agents=[Counter]))
+
+    async def main() -> None:
+        live = await node.start()
+        await live.observe("Counter/1", Seen(number=1))
+        node.latency.jitter = False
+        node.latency.before_s = node.settings.write_within_s + 1.0
+        told = asyncio.ensure_future(live.observe("Counter/1", Seen(number=2)))
+        await asyncio.sleep(0.1)
+        await node.stop()
+        with pytest.raises(JournalUnknown):
+            await told
+        node.latency.before_s = 0.0
+        live = await node.start()
+        await live.observe("Counter/1", Seen(number=3))
+        await node.stop()
+
+    world.run(main())
+    assert node.logbook.findings == []
+
+
 def go_on_writing(patch: pytest.MonkeyPatch) -> None:
     abandon = Committer.abandon
 

@@ -9,7 +9,7 @@ import pytest
 from stigmergy.base.errors import ConfigError, StoreConflict, StoreUnavailable
 from stigmergy.sim.loop import SimClock, VirtualLoop, run
 from stigmergy.store.memory import MemoryStore, MemoryStoreServer, open_store
-from stigmergy.store.port import LEASE_DRIFT_SHARE, Anew, Complete, Entry, Gone
+from stigmergy.store.port import LEASE_DRIFT_SHARE, Anew, Complete, Gone, StoredEntry
 from stigmergy.testing.store_contract import Listener
 
 
@@ -31,7 +31,7 @@ def test_a_lease_runs_out_in_virtual_time_and_watchers_hear_of_it() -> None:
         assert not lease.held(clock.monotonic_ns())
         assert await keys.get("lead") is not None, "its holder gives up before the store does"
         await asyncio.sleep(60)
-        assert listener.changes == [Anew(), Complete(), Entry("lead", b"one", lease.revision), Gone("lead")]
+        assert listener.changes == [Anew(), Complete(), StoredEntry("lead", b"one", lease.revision), Gone("lead")]
         with pytest.raises(StoreConflict):
             await lease.renew()
 
@@ -93,7 +93,7 @@ def test_a_full_shelf_refuses_and_loses_nothing() -> None:
         revision = await keys.put("a", bytes(60))
         with pytest.raises(StoreUnavailable, match="no room"):
             await keys.put("b", bytes(60))
-        assert await keys.get("a") == Entry("a", bytes(60), revision)
+        assert await keys.get("a") == StoredEntry("a", bytes(60), revision)
         await keys.delete("a")
         await keys.put("b", bytes(60))
         await objects.put("o", bytes(80))

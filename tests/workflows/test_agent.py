@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import stigmergy as st
 from stigmergy.agents.codec import encode
@@ -135,7 +136,7 @@ def test_the_newest_value_of_a_name_counts() -> None:
     class Use(st.Command, name="test.Use"):
         number: int
 
-    use = st.Step(Use, done=DidB, again_from="A", on=Told, tries=3)
+    use = st.Step(Use, done=DidB, again_from="A", on=Told, tries=3, retry_s=0)
     run = given(flow(step("A", undo=None), use)).when(Begin(number=1), heard("A"))
     assert effects(run)[-1].message.body == encode(Use(number=1))
     run.when(heard("Use", Told(number=7)), heard("A", attempt=2))
@@ -150,6 +151,39 @@ def test_a_message_that_cannot_be_made_fails_its_step() -> None:
     run.state(status="undoing", reason="B: ValueError: no wind")
     run = given(flow(step("A", make_undo=fail), step("B"))).when(Begin(), heard("A"), refused("B"))
     run.state(status="stuck", reason="undo A: ValueError: no wind")
+
+
+def test_a_message_that_is_not_the_step_s_fails_it_at_once_and_says_why() -> None:
+    class Lift(st.Command, name="test.Lift"):
+        kg: int
+
+    def ends(made: Any) -> Scenario[Any]:
+        wrong = st.Step(Lift, done=DidB, make=lambda run: made)
+        return given(flow(step("A"), wrong)).when(Begin(), heard("A")).state(status="undoing")
+
+    assert ends(None).agent.reason == "Lift: TypeError: make returned None; it must return Lift"
+    assert ends(UndoA()).agent.reason == "Lift: TypeError: make returned UndoA; it must return Lift"
+    assert ends(Lift).agent.reason == "Lift: TypeError: make returned MessageMeta; it must return Lift"
+    assert ends(Lift(kg="seven")).agent.reason.startswith("Lift: ValidationError: Expected `int`, got `str`")  # type: ignore[arg-type]
+    child = st.Workflow("Child", Begin, step("B"), to="Robot/{robot}")
+    run = given(flow(step("A"), st.Step(child, make=lambda run: A()))).when(Begin(), heard("A"))
+    run.state(reason="Child: TypeError: make returned A; it must return Begin")
+    none: Any = lambda run: None  # noqa: E731
+    run = given(flow(step("A", make_undo=none), step("B"))).when(Begin(), heard("A"), refused("B"))
+    run.state(status="stuck", reason="undo A: TypeError: make_undo returned None; it must return UndoA")
+
+
+def test_an_action_can_be_bound_to_the_claim_that_the_run_holds() -> None:
+    class Enter(st.Action, name="test.Enter"):
+        pad: str
+
+    def enter(run: Any) -> Enter:
+        return Enter(pad=run.claim_Holding.resource, valid_while=run.claim_Holding)
+
+    run = given(flow(st.Step(st.Holding("pad-{robot}")), st.Step(Enter, make=enter))).when(Begin())
+    run.when(pad(st.Granted, token=4, for_s=60.0))
+    (effect,) = effects(run)
+    assert (effect.pad, effect.valid_while.token) == ("pad-R1", 4)
 
 
 def test_an_undo_that_needs_what_never_came_is_stuck_and_says_so() -> None:
@@ -212,7 +246,7 @@ def test_work_is_done_when_its_event_comes() -> None:
 
 def test_a_step_elsewhere_is_asked_at_each_place_in_turn_at_every_pass() -> None:
     measure = st.Step(Measure, done=Measured, at=("gateway", "here"), within_s=5, retry_s=0)
-    workflow = flow(measure, step("A", undo=None, again_from=Measure, on=Jammed, tries=2))
+    workflow = flow(measure, step("A", undo=None, again_from=Measure, on=Jammed, tries=2, retry_s=0))
     run = given(workflow, id="J1").when(Begin())
     assert asked(run) == [("Place/gateway.Trip.J1.Measure", "Measure")]
     run.later(seconds=5)
@@ -221,19 +255,46 @@ def test_a_step_elsewhere_is_asked_at_each_place_in_turn_at_every_pass() -> None
     assert asked(run)[-1:] == [("Place/gateway.Trip.J1.Measure", "Measure")]
 
 
-def test_an_undo_elsewhere_is_asked_first_where_it_was_done() -> None:
-    beep = st.Step(Beep, undo=Hush, at=("gateway", "here"), within_s=5, retry_s=0)
-    run = given(flow(beep, step("A")), id="J1").when(Begin()).later(seconds=5).when(st.Done(Beep()), refused("A"))
+beep = st.Step(Beep, undo=Hush, at=("gateway", "cloud", "here"), within_s=5, retry_s=0)
+
+
+def test_an_undo_is_carried_out_wherever_the_step_may_have_been_last_first() -> None:
+    run = given(flow(beep, step("A")), id="J1").when(Begin()).later(seconds=5)
+    run.when(heard("Beep", st.Failed[Beep](action=Beep(), reason="no"), 2)).later(seconds=0)  # surely not at the cloud
+    run.when(st.Done(Beep()), refused("A")).state(undoable=("Beep at gateway", "Beep"))
     assert effects(run)[-1] == Hush()
-    run.later(seconds=5)
-    assert asked(run) == [("Place/gateway.Trip.J1.undo-Beep", "undo Beep")]
-    run.later(seconds=5)
-    assert effects(run) == [Hush()]
+    for attempt in (1, 2):  # each is tried again where it is
+        run.when(st.Failed(Hush(), reason="no") if attempt < 2 else st.Done(Hush())).later(seconds=0)
+    assert asked(run) == [] == [one for one in effects(run) if one == Hush()]
+    run.when(heard("undo Beep at gateway", st.Done[Hush](action=Hush()))).state(status="undone", undoable=())
+
+
+def test_a_step_that_timed_out_everywhere_is_undone_everywhere() -> None:
+    run = given(flow(beep), id="J1").when(Begin()).later(seconds=15).state(status="undoing")
+    for name, to in (
+        ("", ""),
+        (" at cloud", "Place/cloud.Trip.J1.Beep"),
+        (" at gateway", "Place/gateway.Trip.J1.Beep"),
+    ):
+        begun = run.agent.steps[f"undo Beep{name}"]
+        assert (begun.state, begun.to) == ("begun", to)
+        run.when(heard(f"undo Beep{name}", st.Done[Hush](action=Hush())))
+    run.state(status="undone")
+    assert states(run)["Beep"] == "undone"
+
+
+def test_a_place_undoes_what_it_carried_out() -> None:
+    place = given(place_of(flow(beep))).when(asking(Beep(), "Beep", 2), asking(Hush(), "undo Beep at gateway"))
+    assert effects(place) == [Beep(), Hush()]
+    told = StepHeard(step="undo Beep at gateway", attempt=1, body=encode(st.Done[Hush](action=Hush())))
+    (tell,) = effects(settle(place, 2, st.Done[Hush](action=Hush())))
+    assert (tell.to, tell.message.step, tell.message.attempt) == ("Trip/J1", told.step, told.attempt)
 
 
 def test_a_late_failure_here_does_not_fail_the_same_step_elsewhere() -> None:
     workflow = flow(st.Step(Beep, at=("here", "gateway"), within_s=5, retry_s=0))
-    run = given(workflow).when(Begin()).later(seconds=5).when(st.Failed(Beep(), reason="late")).then_nothing()
+    run = given(workflow).when(Begin()).later(seconds=5)
+    settle(run, 1, st.Failed[Beep](action=Beep(), reason="late")).then_nothing()
     run.when(heard("Beep", st.Done[Beep](action=Beep()), 2)).state(status="done")
 
 
@@ -267,7 +328,7 @@ def test_a_late_success_that_comes_before_the_next_try_ends_the_step() -> None:
 
 def test_a_late_result_of_an_earlier_pass_of_a_loop_is_ignored() -> None:
     measure = st.Step(Measure, done=Measured, within_s=5, tries=2, retry_s=0)
-    workflow = flow(measure, step("A", undo=None, again_from=Measure, on=Jammed, tries=2))
+    workflow = flow(measure, step("A", undo=None, again_from=Measure, on=Jammed, tries=2, retry_s=0))
     run = given(workflow).when(Begin()).later(seconds=5)
     run.when(Measured(value=0), heard("A", Jammed()))  # it was observed, and the run went on and came back
     settle(run, 2, Measured(value=2)).then_nothing()
@@ -356,6 +417,41 @@ def test_a_claim_that_is_lost_is_asked_for_once_before_all_is_undone() -> None:
     assert [name for _, name in asked(unheard)] == ["undo B"]
 
 
+def test_a_claim_that_is_lost_while_it_undoes_is_asked_for_too_and_the_undo_goes_on_without() -> None:
+    def lost() -> Scenario[Any]:
+        run = given(flow(holding, step("A"), step("B"))).when(Begin(), pad(st.Granted, token=4, for_s=60.0), heard("A"))
+        run.when(refused("B")).when(pad(st.Lost, token=4, reason="the node was started anew"))
+        assert [(one.resource, one.wait_s) for one in effects(run)] == [("pad-R1", 0.0)]
+        return run
+
+    for answered in (
+        lost().when(pad(st.Granted, token=9, for_s=60.0)),
+        lost().when(pad(st.Denied, reason="taken")),
+        lost().later(seconds=30),
+        lost(),
+    ):
+        assert answered.agent.status == "undoing"
+        answered.when(heard("undo A"))
+        assert [type(one).__name__ for one in effects(answered)] == ["ClaimReleased"]
+        answered.when(pad(st.Released, token=9)).state(status="undone", reason="B: refused: no")
+
+
+def test_any_resource_of_a_pool_can_be_held_and_what_is_lost_is_asked_for_by_its_name() -> None:
+    pads = flow(st.Step(st.Holding(st.pool("pad-1", "pad-2"), wait_s=7)), step("A"))
+    run = given(pads).when(Begin())
+    (claimed,) = effects(run)
+    assert (claimed.resources, claimed.wait_s) == (("pad-1", "pad-2"), 7.0)
+
+    def of_second(verdict: type[Any], **options: Any) -> Any:
+        return verdict(claim="claim_Holding", resource="pad-2", **options)
+
+    run.when(of_second(st.Granted, token=4, for_s=60.0)).state(claim_Holding=True)
+    run.when(of_second(st.Lost, token=4, reason="the node was started anew"))
+    assert [one.resource for one in effects(run)] == ["pad-2"]
+    run.when(of_second(st.Granted, token=9, for_s=60.0), refused("A"))
+    assert [one.resource for one in effects(run)] == ["pad-2"]
+
+
 def test_a_claim_is_given_back_by_its_undo() -> None:
     run = given(flow(holding, step("A"))).when(Begin(), pad(st.Granted, token=4, for_s=60.0), refused("A"))
     assert [effect.token for effect in effects(run)[-1:]] == [4]
@@ -378,6 +474,32 @@ def test_a_stuck_run_keeps_what_it_holds() -> None:
     run = given(workflow).when(Begin(), pad(st.Granted, token=4, for_s=60.0), heard("A"), refused("B"))
     run.state(status="stuck", claim_Holding=True)
     assert not any(hasattr(effect, "token") for effect in effects(run))
+
+
+def test_a_stuck_run_asks_again_for_what_it_held_before_a_restart() -> None:
+    def fail(run: Any) -> Any:
+        raise ValueError("no wind")
+
+    workflow = flow(holding, step("A", make_undo=fail), step("B"))
+    for answer, state in ((pad(st.Granted, token=9, for_s=60.0), "done"), (pad(st.Denied, reason="taken"), "failed")):
+        run = given(workflow).when(Begin(), pad(st.Granted, token=4, for_s=60.0), heard("A"), refused("B"))
+        run.when(pad(st.Lost, token=4, reason="the node was started anew")).state(status="stuck")
+        (claimed,) = effects(run)
+        assert (claimed.resource, claimed.wait_s) == ("pad-R1", 0.0)
+        run.when(answer).state(status="stuck", claim_Holding=state == "done")
+        assert states(run)["Holding"] == state
+        run.when(st.RetryUndo()).state(status="stuck")
+
+
+def test_a_run_asks_again_for_a_resource_that_too_many_wait_for_as_long_as_it_would_wait() -> None:
+    run = given(flow(st.Step(st.Holding("pad-{robot}", wait_s=10)), step("A"))).when(Begin())
+    for pause_s in (1, 2, 4, 3):
+        run.when(pad(st.Denied, reason="32 wait already", full=True)).state(status="running")
+        assert states(run) == {"Holding": "again"}
+        run.later(seconds=pause_s - 0.1).then_nothing()
+        run.later(seconds=0.1)
+        assert [one.wait_s for one in effects(run)] == [10.0]
+    run.when(pad(st.Denied, reason="32 wait already", full=True)).state(status="undone")
 
 
 class Part(st.Command):
@@ -441,6 +563,73 @@ def test_a_part_that_undoes_itself_already_is_not_undone_anew() -> None:
     assert told(run) == [StepHeard(step="undo Part", attempt=1, body=b"")]
 
 
+def stuck_part() -> Scenario[Any]:
+    """A part whose undo was given up, and which then was taken back."""
+    run = given(child).when(told_by_parent(Part(robot="R1")), heard("B"), told_by_parent(st.CancelRun(), "undo Part"))
+    run.when(refused("undo B", 1, unknown=True)).state(status="stuck")
+    assert [(one.step, one.unknown) for one in told(run)] == [("undo Part", True)]
+    return run
+
+
+def test_a_part_that_is_stuck_goes_on_only_if_a_person_says_so() -> None:
+    run = stuck_part().when(told_by_parent(st.CancelRun(), "undo Part", 2)).state(status="stuck")
+    (said,) = told(run)
+    assert (said.unknown, said.reason) == (True, "Part/one is stuck: undo B: refused: no")
+    run.when(told_by_parent(st.RetryUndo(), "undo Part", 3)).when(heard("undo B", attempt=2)).state(status="undone")
+    assert told(run) == [StepHeard(step="undo Part", attempt=3, body=b"")]
+    alone = stuck_part().when(st.RetryUndo()).when(heard("undo B", attempt=2)).state(status="undone")
+    alone.when(told_by_parent(st.RetryUndo(), "undo Part", 2))  # and then the run above
+    assert told(alone) == [StepHeard(step="undo Part", attempt=2, body=b"")]
+
+
+def test_a_run_whose_part_is_stuck_is_stuck_and_a_person_sets_both_going() -> None:
+    run = given(parent).when(Begin(), heard("A"), heard("Part"), refused("C"))
+    assert effects(run)[-1].message.body == encode(st.CancelRun(reason="C: refused: no"))
+    run.when(refused("undo Part", unknown=True)).state(status="stuck", reason="undo Part: refused: no")
+    run.when(st.RetryUndo())
+    assert effects(run)[-1].message.body == encode(st.RetryUndo())
+    run.when(heard("undo Part", attempt=2))
+    assert asked(run) == [("Robot/R1", "undo A")]
+
+
+def test_a_step_that_is_asked_for_by_a_dead_letter_is_asked_again_only_while_the_run_waits() -> None:
+    run = given(flow(step("A", within_s=5, tries=2, retry_s=0))).when(Begin())
+    first = effects(run)[0].message
+    run.when(first)
+    assert effects(run) == [st.Tell(to="Robot/R1", message=first, within_s=5.0)]
+    run.later(seconds=5).when(first).failed("try 1 of A is over, Trip/one is running: it would be carried out for")
+    run.when(heard("A", attempt=2)).state(status="done")
+    run.when(structs.replace(first, attempt=2)).failed("try 2 of A is over, Trip/one is done")
+
+
+def test_a_test_says_how_a_part_has_ended() -> None:
+    run = given(parent).when(Begin(), heard("A")).part_ended("Part")
+    assert asked(run) == [("Robot/R1", "C")]
+    run.when(refused("C")).part_ended("Part", "undone").when(heard("undo A")).state(status="undone")
+    run = given(parent).when(Begin(), heard("A")).part_ended("Part", "undone", "no wind")
+    run.state(status="undoing", reason="Part: refused: Part/one.Part.1 is undone: no wind")
+    run = given(parent).when(Begin(), heard("A"), st.CancelRun()).part_ended("Part", "stuck", "no wind")
+    run.state(status="stuck", reason="undo Part: refused: Part/one.Part.1 is stuck: no wind")
+    with pytest.raises(AssertionError, match=r"Trip/one waits for no part 'A'; under way are A"):
+        given(parent).when(Begin()).part_ended("A")
+
+
+def test_a_part_says_only_once_that_it_is_cancelled() -> None:
+    run = given(child).when(told_by_parent(Part(robot="R1")), told_by_parent(st.CancelRun(reason="cancelled: rain")))
+    run.state(reason="cancelled: rain")
+
+
+def test_a_part_to_repeat_is_taken_back_and_begun_anew() -> None:
+    back = step("C", undo=None, again_from=A, on=Jammed, tries=3, retry_s=0)
+    run = given(flow(step("A", undo=None), st.Step(child, repeat=True), back)).when(Begin(), heard("A"))
+    for attempt in (1, 2):
+        run.part_ended("Part").when(heard("C", Jammed(), attempt), heard("A", attempt=attempt + 1))
+        tell: Any = effects(run)[-1]
+        assert (tell.to, tell.message.body) == (f"Part/one.Part.{attempt}", encode(st.CancelRun()))
+        run.part_ended("Part", "undone")
+        assert asked(run) == [(f"Part/one.Part.{attempt + 1}", "Part")]
+
+
 def test_a_part_that_never_began_is_undone_at_once() -> None:
     run = given(child).when(told_by_parent(st.CancelRun(), "undo Part"))
     assert told(run) == [StepHeard(step="undo Part", attempt=1, body=b"")]
@@ -492,6 +681,98 @@ def test_an_agent_has_a_limit_of_open_steps() -> None:
     assert [one.message.reason for one in effects(drone)] == [f"Drone/one carries out {OPEN_COUNT_MAX} steps already"]
     drone.when(StepsClosed(run="Trip/0")).when(ask)
     assert len(drone.agent.steps.open) == OPEN_COUNT_MAX
+
+
+class Make(st.Command):
+    part: int
+    mm: float
+
+
+class Stamp(st.Command):
+    part: int
+    mm: float
+
+
+class Started(st.Event):
+    pass
+
+
+class Stamped(st.Event):
+    part: int
+    mm: float
+
+
+class Stopped(st.Event):
+    why: str
+
+
+class Press(st.Agent):
+    """Stamps one part after the other. Of a thin one it says at once what it has become."""
+
+    steps: st.Steps = st.Steps()
+    over_count: int = 0
+
+    @st.decide
+    def stamp(self, command: Stamp) -> st.Events:
+        yield Stamped(part=-1, mm=1.0) if command.mm < 1 else Started()
+
+    @st.evolve
+    def over(self, event: Stamped | Stopped) -> None:
+        self.over_count += 1
+
+
+making = st.Workflow("Making", Make, st.Step(Stamp, done=Stamped, fails=Stopped), to="Press/one")
+
+
+def ask_of(workflow: st.Workflow, run: str, **fields: Any) -> StepAsked:
+    """What a run of it asks its first agent."""
+    (tell,) = effects(given(workflow, id=run).when(Make(**fields)))
+    asked: StepAsked = tell.message
+    return asked
+
+
+def told_runs(scenario: Scenario[Any]) -> list[str]:
+    return [effect.to for effect in effects(scenario) if isinstance(effect, st.Tell)]
+
+
+def pressed(*asked: StepAsked) -> Scenario[Press]:
+    return given(Press).when(*asked)
+
+
+def test_an_event_is_told_to_the_run_whose_command_has_the_same_values() -> None:
+    press = pressed(ask_of(making, "a", part=1, mm=2.0), ask_of(making, "b", part=2, mm=2.0))
+    assert told_runs(press.when(Stamped(part=2, mm=2.1))) == ["Making/b"], "what is measured is not compared"
+    assert told_runs(press.when(Stamped(part=1, mm=1.9))) == ["Making/a"]
+    assert told_runs(press.when(Stamped(part=3, mm=2.0))) == []
+    assert told_runs(press.when(Stopped(why="jam"))) == ["Making/a", "Making/b"], "it has no field of them"
+
+
+def test_what_a_command_itself_yields_is_of_its_step_whatever_its_fields() -> None:
+    press = pressed(ask_of(making, "a", part=1, mm=2.0))
+    assert told_runs(press.when(ask_of(making, "b", part=2, mm=0.5))) == ["Making/b"]
+
+
+def test_a_run_of_before_fields_were_compared_hears_every_event() -> None:
+    old = structs.replace(ask_of(making, "a", part=1, mm=2.0), match=())
+    press = pressed(old, ask_of(making, "b", part=2, mm=2.0))
+    assert told_runs(press.when(Stamped(part=2, mm=2.0))) == ["Making/a", "Making/b"]
+    assert encode(press.agent.steps.open[0]) == encode(
+        {"run": "Making/a", "step": "Stamp", "attempt": 1, "wants": old.wants}
+    ), "its bytes in a snapshot are as they were"
+
+
+def test_what_is_compared_can_be_named_and_switched_off() -> None:
+    def flow_of(*steps: st.Step) -> st.Workflow:
+        return st.Workflow("Making", Make, *steps, to="Press/one")
+
+    for match, compared in ((None, ["part"]), ((), []), (("part", "mm"), ["part", "mm"])):
+        workflow = flow_of(st.Step(Stamp, done=Stamped, match=match))
+        assert [name for name, _ in ask_of(workflow, "a", part=1, mm=2.0).match] == compared
+        assert workflow.outline[0].get("match", "") == ", ".join(compared)
+    watched = ask_of(flow_of(st.Step(Stamped, match=("part",))), "a", part=7, mm=2.0)
+    assert (watched.match, watched.body) == ((("part", encode(7)),), b"")
+    run = given(making).when(Make(part=1, mm=2.0))
+    run.when(Stamped(part=2, mm=2.0)).state(status="running").when(Stamped(part=1, mm=2.0)).state(status="done")
 
 
 def test_a_new_step_of_a_run_closes_those_that_it_has_left() -> None:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import stigmergy as st
 from stigmergy.base.errors import JournalError, LinkDown, NotOwned, NotRunning
 from stigmergy.control.live import Live
@@ -26,10 +28,10 @@ def declare(*workflows: st.Workflow) -> st.Fleet:
     return fleet
 
 
-async def start(town: Town, name: str, *workflows: st.Workflow) -> Person:
+async def start(town: Town, name: str, *workflows: st.Workflow, **options: Any) -> Person:
     person = town.people[name] = Person(town, name)
     person.fleet = declare(*workflows)
-    await person.start()
+    await person.start(**options)
     return person
 
 
@@ -109,8 +111,19 @@ def test_runs_move_with_their_shards_when_a_worker_comes_and_one_is_killed() -> 
     play(main)
 
 
-def test_a_worker_does_not_go_on_with_runs_whose_steps_have_changed() -> None:
-    changed = st.Workflow("Delivery", Deliver, st.Step(FlyHome, done=Landed), to="Drone/{drone}")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_worker_without_the_steps_of_a_run_leaves_its_shard_to_one_that_has_them(version: int) -> None:
+    changed = st.Workflow("Delivery", Deliver, st.Step(FlyHome, done=Landed), to="Drone/{drone}", version=version)
+    gone = "has other steps now; put the steps back" if version == 1 else "is not there any more; put Workflow("
+
+    def has_all(person: Person) -> bool:
+        return {shard_of(f"Delivery/{number}", SHARDS) for number in range(RUNS)} <= set(person.owned)
+
+    def unfit(person: Person) -> dict[int, str]:
+        """What `stigmergy status` shows of it."""
+        return (
+            {} if person.worker is None else {n: one.unfit for n, one in person.worker.supervisors.items() if one.unfit}
+        )
 
     async def main(town: Town) -> None:
         await start(town, "a", delivery)
@@ -118,7 +131,14 @@ def test_a_worker_does_not_go_on_with_runs_whose_steps_have_changed() -> None:
         await begin(town)
         await town.people["a"].stop()
         person = await start(town, "b", changed)
-        await until(lambda: any("its workflow was changed" in str(fields) for _, fields in person.said))
-        assert shard_of("Delivery/1", SHARDS) not in person.owned
+        await until(lambda: any("its workflow was changed" in why for why in unfit(person).values()))
+        assert any(f"version 1 {gone}" in why for why in unfit(person).values())
+        assert not has_all(person)
+        both = (delivery,) if version == 1 else (delivery, changed)
+        await start(town, "c", *both, upgrade=True)
+        for number in range(RUNS):
+            await until(lambda number=number: flies(town, number))  # type: ignore[misc]
+            await live_of(town, f"Drone/D{number}").observe(f"Drone/D{number}", Arrived())
+        await until(lambda: all(has_status(town, number, "done") for number in range(RUNS)))
 
     play(main)

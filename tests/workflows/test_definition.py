@@ -95,6 +95,10 @@ LINE_OF_TAKE_OFF = int(take_off.line.partition(":")[2])
         (lambda: st.Step(FlyTo, done=Arrived, within_s=0), "within_s=0.0; give more than 0"),
         (lambda: st.Step(FlyTo, done=Arrived, retry_s=-1), "retry_s=-1.0; give 0 to 300"),
         (lambda: st.Step(FlyTo, done=Arrived, at="gateway"), "at= is for actions and work"),
+        (lambda: st.Step(FlyTo, done=Noted, match=("legs",)), "legs is not in FlyTo and, with the same type, in what"),
+        (lambda: st.Step(FlyTo, done=Arrived, match=("legs",)), r"match=\('legs',\): legs is not in FlyTo and"),
+        (lambda: st.Step(Beep, match=("legs",)), "step Beep: match= is for commands and events"),
+        (lambda: flow(st.Step(Measured, match=("legs",))), r"match=\('legs',\): legs is not known then, with the"),
         (lambda: st.Step(Beep, at=()), "name a place, such as 'gateway'"),
         (lambda: st.Step(Beep, name="loud beep"), "step 'loud beep': give name= up to 48 letters, digits and _"),
         (lambda: st.Step(Beep, name="x" * 49), "up to 48 letters"),
@@ -285,6 +289,7 @@ def test_texts_and_times_are_no_change_and_steps_are() -> None:
         return flow(st.Step(TakeOff, done=Airborne, undo=LandHere, **options), branch).digest
 
     assert trip() == trip(within_s=5, tries=4, retry_s=9) == trip("is it late") == trip(to="Drone/other")
+    assert trip() == trip(match=())
     assert trip() != trip(undone=Landed)
     assert trip() != trip(fails=Landed)
     assert flow(st.Step(Beep), st.Step(Boop)).digest != flow(st.Step(Boop), st.Step(Beep)).digest

@@ -27,10 +27,10 @@ def test_steps_are_carried_out_in_order() -> None:
     run = given(flow(step("A"), step("B"))).when(Begin())
     assert asked(run) == [("Robot/R1", "A")]
     run.when(heard("A"))
-    assert kept(run) == ["DidA", "StepDone A", "StepBegun B"]
+    assert kept(run) == ["StepHeard A", "StepDone A", "StepBegun B"]
     assert asked(run) == [("Robot/R1", "B")]
     run.when(heard("B")).state(status="done", tokens=(), undoable=("A", "B"))
-    assert kept(run) == ["DidB", "StepDone B", "RunEnded"]
+    assert kept(run) == ["StepHeard B", "StepDone B", "RunEnded"]
 
 
 def test_what_was_done_is_undone_last_first() -> None:
@@ -62,18 +62,56 @@ def test_a_step_without_undo_is_left_as_it_is() -> None:
     run.state(status="undone", undoable=())
 
 
-def loop(**options: Any) -> st.Workflow:
-    back = step("C", undo=None, again_from=A, on=Blocked, **{"tries": 3, **options})
-    return flow(step("A", undo=None), step("B"), back)
+def loop(*, repeat: bool = False, **options: Any) -> st.Workflow:
+    back = step("C", undo=None, again_from=A, on=Blocked, **{"tries": 3, "retry_s": 0, **options})
+    return flow(step("A", undo=None), step("B", repeat=repeat), back)
 
 
 def test_an_event_sends_the_run_back_and_a_step_that_stands_is_passed_over() -> None:
     run = given(loop()).when(Begin(), heard("A"), heard("B"), heard("C", Blocked()))
-    assert kept(run)[-3:] == ["Blocked", "WentBack C", "StepBegun A"]
+    assert kept(run)[-3:] == ["StepHeard C", "WentBack C", "StepBegun A"]
     run.when(heard("A", attempt=2))
-    assert kept(run) == ["DidA", "StepDone A", "StepKept B", "StepBegun C"]
+    assert kept(run) == ["StepHeard A", "StepDone A", "StepKept B", "StepBegun C"]
     run.when(heard("C", attempt=2)).state(status="done")
     assert run.agent.steps["B"].attempt == 1
+
+
+def test_between_two_rounds_of_a_loop_there_is_a_pause_that_doubles() -> None:
+    run = given(loop(retry_s=5)).when(Begin(), heard("A"), heard("B"))
+    for attempt, pause_s in ((1, 5), (2, 10)):
+        run.when(heard("C", Blocked(), attempt))
+        assert kept(run) == ["StepHeard C", "WentBack C"]
+        run.later(seconds=pause_s - 0.1).then_nothing()
+        run.later(seconds=0.1)
+        assert kept(run) == ["RoundBegan C", "StepBegun A"]
+        run.when(heard("A", attempt=attempt + 1))
+    run.when(heard("C", attempt=3)).state(status="done")
+
+
+def test_a_run_that_is_cancelled_in_the_pause_of_a_loop_is_undone_and_does_not_go_on() -> None:
+    run = given(loop(retry_s=5)).when(Begin(), heard("A"), heard("B"), heard("C", Blocked()), st.CancelRun())
+    assert asked(run)[-1:] == [("Robot/R1", "undo B")]
+    run.later(seconds=5)
+    assert kept(run) == []
+    run.when(heard("undo B")).state(status="undone", reason="cancelled")
+
+
+def test_a_step_to_repeat_is_undone_and_done_once_more_at_each_round() -> None:
+    run = given(loop(repeat=True)).when(Begin(), heard("A"), heard("B"))
+    for attempt in (1, 2):
+        run.when(heard("C", Blocked(), attempt), heard("A", attempt=attempt + 1))
+        assert kept(run)[-2:] == ["RepeatBegan B", "StepBegun undo B"]
+        run.when(heard("undo B", attempt=attempt))
+        assert kept(run) == ["StepDone undo B", "StepUndone B", "StepBegun B"]
+        run.when(heard("B", attempt=attempt + 1)).state(undoable=("B",))
+    run.when(refused("C", 3)).when(heard("undo B", attempt=3)).state(status="undone", undoable=())
+
+
+def test_a_step_to_repeat_whose_undo_is_given_up_undoes_the_run() -> None:
+    run = given(loop(repeat=True)).when(Begin(), heard("A"), heard("B"), heard("C", Blocked()), heard("A", attempt=2))
+    for attempt in range(1, 11):
+        run.when(refused("undo B", attempt)).later(seconds=300)
+    run.state(status="undoing", reason="undo B: refused: no")
 
 
 def test_a_loop_ends_at_its_bound() -> None:
@@ -84,20 +122,20 @@ def test_a_loop_ends_at_its_bound() -> None:
 
 
 def test_the_tries_of_a_loop_count_over_all_its_passes_and_those_of_other_steps_at_each() -> None:
-    back = step("B", again_from=A, on=Blocked, tries=2)
+    back = step("B", again_from=A, on=Blocked, tries=2, retry_s=0)
     run = given(flow(step("A", undo=None, tries=2, retry_s=1), back)).when(Begin(), refused("A")).later(seconds=1)
     run.when(heard("A", attempt=2), heard("B", Blocked()), refused("A", 3)).state(status="running")
     run.later(seconds=1).when(heard("A", attempt=4), refused("B", 2)).state(status="undoing")
 
 
 def test_a_step_that_the_run_left_is_undone_if_the_run_fails_before_it_comes_back() -> None:
-    back = step("B", again_from=A, on=Blocked, tries=2)
+    back = step("B", again_from=A, on=Blocked, tries=2, retry_s=0)
     run = given(flow(step("A", undo=None), back)).when(Begin(), heard("A"), heard("B", Blocked()), refused("A", 2))
     assert asked(run)[-1:] == [("Robot/R1", "undo B")]
 
 
 def test_a_step_that_the_run_left_is_begun_again() -> None:
-    back = step("B", again_from=A, on=Blocked, tries=2)
+    back = step("B", again_from=A, on=Blocked, tries=2, retry_s=0)
     run = given(flow(step("A", undo=None), back)).when(
         Begin(), heard("A"), heard("B", Blocked()), heard("A", attempt=2)
     )
@@ -133,7 +171,7 @@ def test_parallel_parts_meet_when_all_are_done() -> None:
     run = given(workflow).when(Begin())
     assert asked(run) == [("Robot/R1", "A"), ("Robot/R1", "C")]
     run.when(heard("C"))
-    assert kept(run) == ["DidC", "StepDone C"]
+    assert kept(run) == ["StepHeard C", "StepDone C"]
     run.when(heard("A"), heard("B"))
     assert kept(run)[-2:] == ["PartsJoined", "StepBegun D"]
     run.when(heard("D")).state(status="done", forks=())
@@ -155,6 +193,44 @@ def test_the_first_of_any_goes_on_and_the_others_are_undone() -> None:
     run.when(heard("undo B"))
     assert asked(run) == [("Robot/R1", "undo A")]
     run.when(heard("undo A")).state(status="done", undoable=("C", "D"))
+
+
+def test_a_part_of_any_that_fails_is_undone_and_the_others_go_on() -> None:
+    workflow = flow(st.Parallel((step("A"), step("B")), step("C"), join="any"), step("D"))
+    run = given(workflow).when(Begin(), heard("A"), refused("B")).state(status="running")
+    assert kept(run)[-3:] == ["StepFailed B", "PartFailed", "StepBegun undo A"]
+    run.when(heard("C"))
+    assert kept(run)[-2:] == ["PartsJoined", "StepBegun D"]
+    run.when(heard("D")).state(status="running").when(heard("undo A")).state(status="done", undoable=("C", "D"))
+
+
+def test_any_fails_when_all_its_parts_have_failed() -> None:
+    workflow = flow(step("D"), st.Parallel(step("A", within_s=5), step("B"), step("C"), join="any"))
+    run = given(workflow).when(Begin(), heard("D"), refused("B")).later(seconds=5).state(status="running")
+    assert asked(run) == [("Robot/R1", "undo A")]
+    run.when(refused("C")).state(status="undoing", reason="C: refused: no")
+    assert asked(run) == [("Robot/R1", "undo D")], "and A, which may be done, is being undone"
+    run.when(heard("undo D"), heard("undo A")).state(status="undone", undoable=())
+
+
+def test_a_part_that_fails_takes_the_parts_inside_it_along() -> None:
+    inner = st.Parallel(step("A"), step("B"))
+    run = given(flow(st.Parallel(inner, step("C"), join="any"))).when(Begin(), refused("A")).state(status="running")
+    assert asked(run)[-1:] == [("Robot/R1", "undo B")], "it was abandoned"
+    run.when(heard("B")).then_nothing()
+    run.when(heard("C"), heard("undo B")).state(status="done", forks=())
+    inner = st.Parallel(step("A"), step("B"), join="any")
+    run = given(flow(st.Parallel(inner, step("C"), join="any"))).when(Begin(), refused("A")).state(status="running")
+    run.when(refused("B")).state(status="running").when(refused("C")).state(status="undone", reason="C: refused: no")
+
+
+def test_a_branch_that_raises_and_a_step_that_cannot_begin_fail_their_part_alone() -> None:
+    branch = st.Branch(lambda run: run.last(DidB), then=step("B"), name="is_late")
+    run = given(flow(st.Parallel((step("A"), branch), step("C"), join="any"))).when(Begin(), heard("A"))
+    assert kept(run)[-2:] == ["PartFailed", "StepBegun undo A"]
+    no_robot = step("A", make=lambda run: run.last(DidB))
+    run = given(flow(st.Parallel(no_robot, step("C"), join="any"))).when(Begin()).state(status="running")
+    run.when(heard("C")).state(status="done")
 
 
 def test_a_run_that_fails_does_not_undo_twice_what_it_is_undoing_already() -> None:
@@ -187,9 +263,9 @@ def test_parallel_and_branch_nest() -> None:
 
 def test_a_run_that_comes_back_to_a_part_waits_until_it_is_undone() -> None:
     parts = st.Parallel(step("B"), step("C", undo=None), join="any")
-    workflow = flow(step("A", undo=None), parts, step("D", undo=None, again_from=A, on=Blocked, tries=2))
+    workflow = flow(step("A", undo=None), parts, step("D", undo=None, again_from=A, on=Blocked, tries=2, retry_s=0))
     run = given(workflow).when(Begin(), heard("A"), heard("C"), heard("D", Blocked()), heard("A", attempt=2))
-    assert kept(run)[-4:] == ["DidA", "StepDone A", "PartsBegan", "StepBegun C"]
+    assert kept(run)[-4:] == ["StepHeard A", "StepDone A", "PartsBegan", "StepBegun C"]
     run.when(heard("undo B"))
     assert kept(run) == ["StepDone undo B", "StepUndone B", "StepBegun B"]
 

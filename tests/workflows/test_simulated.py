@@ -2,7 +2,10 @@
 
 from functools import partial
 
+import pytest
+
 import stigmergy as st
+from stigmergy.base.errors import UnknownKind
 from stigmergy.sim import ALL, World, simulate
 from tests.workflows.delivery import (
     Airborne,
@@ -92,6 +95,21 @@ AGENTS = [f"Flyer/{number}" for number in range(DRONES)] + [f"Delivery/{number}"
 @simulate(fleet, agents=AGENTS, nodes=3, seeds=5, faults=ALL, for_s=20.0)
 def test_every_delivery_ends_and_no_parcel_is_dropped_twice(world: World) -> None:
     deliver(world)
+
+
+@simulate(fleet, agents=AGENTS, nodes={"n": ["Flyer/*", "Delivery/*", "Place/*"]}, seeds=1, faults="none", for_s=5.0)
+async def test_runs_are_seen_by_their_base_class(world: World) -> None:
+    assert await world.send("Delivery/0", Deliver(drone="0", parcel="P0"))
+    assert world.state("Delivery/0", st.WorkflowRun).status == "running"
+    assert [run.status for run in world.states(st.WorkflowRun)] == ["running", *["new"] * (RUNS - 1)]
+    with pytest.raises(UnknownKind, match="Delivery/0 is no Flyer"):
+        world.state("Delivery/0", Flyer)
+    with pytest.raises(UnknownKind, match="Other is no class of agents of this fleet"):
+        list(world.states(Other))
+
+
+class Other(st.Agent):
+    pass
 
 
 def deliver(world: World) -> None:

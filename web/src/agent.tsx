@@ -22,17 +22,17 @@ export function Side() {
 
 /** An agent, loaded again after each of its events, or once for a moment of the past; its log comes later, for it is
  * searched for. */
-function useAgent(agent: string, limit: number): { found: AgentState | null; entries: Entry[] | null; trouble: string; reload: () => void } {
+function useAgent(agent: string, limit: number): { found: AgentState | null; explained: Explained | null; trouble: string; reload: () => void } {
   const moment = useValue(at);
   const [found, setFound] = useState<AgentState | null>(null);
-  const [entries, setEntries] = useState<Entry[] | null>(null);
+  const [explained, setExplained] = useState<Explained | null>(null);
   const [trouble, setTrouble] = useState("");
   const reload = useRef(() => {});
   useEffect(() => {
     const control = new AbortController(), { signal } = control, path = agentPath(agent);
     const explain = async (position = "") => {
-      const explained = await get<Explained>(`${path}/explain?${position}limit=${limit}`, signal);
-      if (!signal.aborted) setEntries(explained.entries);
+      const next = await get<Explained>(`${path}/explain?${position}limit=${limit}`, signal);
+      if (!signal.aborted) setExplained(next);
     };
     const load = repeated(async () => {
       try {
@@ -53,7 +53,7 @@ function useAgent(agent: string, limit: number): { found: AgentState | null; ent
     const end = moment ? () => {} : follow(`/v1/events?agent=${encodeURIComponent(agent)}`, () => reload.current());
     return () => (control.abort(), end());
   }, [agent, moment, limit]);
-  return { found, entries, trouble, reload: () => reload.current() };
+  return { found, explained, trouble, reload: () => reload.current() };
 }
 
 /** Asks whenever something has changed, one question at a time, and rests four times as long as the answer took. */
@@ -77,9 +77,11 @@ function repeated(ask: () => Promise<void>, signal: AbortSignal): () => void {
 function AgentPanel({ agent }: { agent: string }) {
   const page = useValue(pageValue)!, moment = useValue(at), isFollowing = useValue(follows);
   const [limit, setLimit] = useState(ENTRIES);
-  const { found, entries, trouble, reload } = useAgent(agent, limit);
+  const { found, explained, trouble, reload } = useAgent(agent, limit), entries = explained?.entries;
   const kind = page.kinds.find((one) => agent.startsWith(`${one.kind}/`));
-  const stopped = found?.stopped, changed = entries?.[entries.length - 1]?.time;
+  // While the past is played, the log of a moment is there later than its state.
+  const isLate = moment && explained?.position !== found?.position;
+  const stopped = found?.stopped, changed = isLate ? undefined : entries?.[entries.length - 1]?.time;
   return (
     <aside class="side" aria-label={`Agent ${agent}`}>
       <header>
@@ -262,14 +264,15 @@ function SharedEntry({ one, isPast }: { one: SharedField; isPast: boolean }) {
 }
 
 function ClaimEntry({ one, agent }: { one: ClaimField; agent: string }) {
-  const { holder, queue = [] } = one, place = queue.indexOf(agent);
-  const by = holder === undefined ? "" : holder === "" ? "nobody holds it" : holder === agent ? "" : `${holder} holds it`;
+  const { holder, queue = [] } = one, place = queue.indexOf(agent), others = queue.filter((other) => other && other !== agent);
+  const by = holder === undefined || holder === agent ? "" : holder === "" ? "; nobody holds it" : <>; <AgentLink agent={holder} /> holds it</>;
   return (
     <div class="entry">
       <b>{one.resource || "nothing yet"}</b> <span class="faint">{one.claim}</span>{" "}
       {one.held ? <span class="good">held{one.until && ` until ${clock(one.until)}`}, token {one.token}</span>
-        : one.asking ? <span class="warn">waits{place >= 0 && `, ${place + 1} of ${queue.length}`}{by && `; ${by}`}</span>
-          : <span class="faint">not held{by && `; ${by}`}</span>}
+        : one.asking ? <span class="warn">waits{place >= 0 && `, ${place + 1} of ${queue.length}`}{by}</span>
+          : <span class="faint">not held{by}</span>}
+      {others.length > 0 && <div>waiting: {others.map((other) => <div key={other}><AgentLink agent={other} /></div>)}</div>}
     </div>
   );
 }

@@ -42,6 +42,10 @@ export interface Label {
   isQuiet?: boolean;
 }
 
+/** Left, top, right and bottom on the screen. */
+export type Box = [number, number, number, number];
+const LETTER_PIXELS = 12;
+
 const PLACE = `
 uniform vec2 u_centre; uniform vec2 u_scale;
 vec4 place(vec2 world) { return vec4((world - u_centre) * u_scale, 0.0, 1.0); }`;
@@ -406,6 +410,12 @@ export class Drawing {
     gl.drawArrays(gl.POINTS, 0, clusters.count);
   }
 
+  /** Where a label is. */
+  boxOf(camera: Camera, { text, x, y, left, top, align }: Label): Box {
+    const [sx, sy] = camera.toScreen(x, y), width = this.glyphs.width(text), begin = sx + left - width * align;
+    return [begin, sy + top - LETTER_PIXELS / 2, begin + width, sy + top + LETTER_PIXELS / 2];
+  }
+
   labels(camera: Camera, labels: Label[]): void {
     const { gl, theme } = this;
     const data: number[] = [];
@@ -459,7 +469,11 @@ export class Drawing {
   }
 
   private coloursOf(shape: Shape): [Colour, Colour] {
-    if (!shape.colour) return [this.theme.line, this.theme.area];
+    if (!shape.colour && shape.shade === undefined) return [this.theme.line, this.theme.area];
+    if (!shape.colour) {
+      const [r, g, b] = this.palette.subarray(Math.min(shape.shade!, PALETTE_MAX - 1) * 4);
+      return [[r, g, b, 0.6], [r, g, b, 0.25]];
+    }
     let found = this.shapeColours.get(shape.colour);
     if (!found) this.shapeColours.set(shape.colour, (found = rgba(shape.colour, 0.9)));
     return [found, [found[0], found[1], found[2], 0.12]];

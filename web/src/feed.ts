@@ -2,8 +2,9 @@
 
 import { backOff_ms, get, openSocket, pause, tokenWanted } from "./api";
 import { decodeFrame, Positions } from "./frames";
-import { hear, missing, newest_ms, silence } from "./state";
-import type { MapAt, Page } from "./types";
+import { readShapes, type Shape } from "./geojson";
+import { hear, missing, newest_ms, onMap, silence } from "./state";
+import type { Json, MapAt, Page } from "./types";
 import { Value } from "./value";
 
 const FRAMES_PER_S = 5;
@@ -12,6 +13,8 @@ export class Feed {
   readonly positions: Positions;
   /** Names of colours; an agent's colour is a place in this list. */
   readonly colours = new Value<string[]>([]);
+  /** What agents draw, by the row of each; a new map after each change. */
+  readonly drawn = new Value<ReadonlyMap<number, Shape[]>>(new Map());
   /** Sentences about agents that are left out. */
   readonly troubles = new Value<string[]>([]);
   /** Why the moment that was asked for is not shown; empty if it is. */
@@ -19,6 +22,9 @@ export class Feed {
   /** Script time that the news took since it was last asked for. */
   private spent_ms = 0;
   private rowOf: number[] = [];
+  private readonly plane: "geo" | "xy";
+  /** The kinds that are on the map, by their layers. */
+  private readonly mapped: string[];
   private socket: WebSocket | null = null;
   private isWanted = false;
   private asked: AbortController | null = null;
@@ -30,6 +36,9 @@ export class Feed {
 
   constructor(page: Page) {
     this.positions = new Positions(page);
+    const mapped = page.kinds.filter((kind) => kind.map);
+    this.mapped = mapped.map((kind) => kind.kind);
+    this.plane = mapped[0]?.map?.plane ?? "geo"; // All kinds of a fleet have the same.
   }
 
   takeSpent_ms(): number {
@@ -72,6 +81,7 @@ export class Feed {
     } catch (error) {
       if (asked.signal.aborted) return true;
       this.positions.hideAll();
+      this.draw([], true);
       this.clearNotes();
       this.failure.set((error as Error).message);
       return false;
@@ -92,10 +102,17 @@ export class Feed {
       this.positions.move(row, found.x[i], found.y[i], found.heading[i], this.colour(found.colour[i]), begin, glides && this.glides);
     });
     for (let row = 0; row < this.positions.count; row++) if (!shown.has(row)) this.positions.hide(row);
+    this.tellNames();
+    this.draw(Object.entries(found.drawn ?? {}).map(([name, features]) => [this.positions.add(name, this.mapped.indexOf(name.split("/")[0])), features]), true);
     this.positions.version++;
     newest_ms.set(found.time ? Date.parse(found.time) : 0);
     this.spent_ms += performance.now() - begin;
     return true;
+  }
+
+  private tellNames(): void {
+    const { rows, count } = this.positions;
+    if (onMap.get().rows !== rows || onMap.get().count !== count) onMap.set({ rows, count });
   }
 
   private clearNotes(): void {
@@ -109,6 +126,17 @@ export class Feed {
     if (known >= 0) return known;
     this.colours.set([...this.colours.get(), name]);
     return this.colours.get().length - 1;
+  }
+
+  /** Takes what agents draw, by their rows; with `all`, the others draw nothing. */
+  private draw(news: [number, Json[]][], all: boolean): void {
+    const next = new Map(all ? [] : this.drawn.get());
+    for (const [row, features] of news) {
+      const shapes = features.flatMap((one) => readShapes(one, this.plane));
+      if (shapes.length) next.set(row, shapes);
+      else next.delete(row);
+    }
+    if (next.size || this.drawn.get().size) this.drawn.set(next);
   }
 
   /** One connection, until it ends. Returns whether it was ever open. */
@@ -147,12 +175,15 @@ export class Feed {
     if (said.names) {
       if (said.first === 0) {
         this.positions.hideAll(); // A new connection: what it does not name is gone.
+        this.draw([], true);
         this.rowOf = [];
       }
       (said.names as [string, number][]).forEach(([name, layer], i) => (this.rowOf[said.first + i] = this.positions.add(name, layer)));
+      this.tellNames();
     }
     if (said.colours) this.colours.set(said.colours);
     if (said.gone) for (const number of said.gone) this.positions.hide(this.rowOf[number]);
+    if (said.drawn) this.draw(said.drawn.map(([number, features]: [number, Json[]]) => [this.rowOf[number], features]), false);
     if (said.missing) missing.set({ names: said.missing, since_ms: said.missing.length ? Date.now() - said.age_ms : null });
     if (said.troubles) this.troubles.set(said.troubles);
   }

@@ -262,7 +262,7 @@ function Claims({ now }: { now: Figures }) {
               <th scope="row">{one.resource}</th>
               <td>{one.holder ? one.holder.agent ? <AgentLink agent={one.holder.agent} /> : one.holder.claimant : <span class="faint">nobody</span>}</td>
               <td class="figure">{one.for_s === null ? "–" : span(one.for_s)}</td>
-              <td>{one.queue.slice(0, 3).map((claim) => claim.agent ?? claim.claimant).join(", ")}{one.queue.length > 3 && ` and ${one.queue.length - 3} more`}</td>
+              <td>{one.queue.slice(0, 3).map(({ agent, claimant }) => <div key={claimant}>{agent ? <AgentLink agent={agent} /> : claimant}</div>)}{one.queue.length > 3 && ` and ${one.queue.length - 3} more`}</td>
             </tr>
           ))}
         </tbody>

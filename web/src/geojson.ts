@@ -6,8 +6,10 @@ import type { Json } from "./types";
 
 export interface Shape {
   name: string;
-  /** Of its own, from the feature's `colour`; empty for the layer's. */
+  /** Of its own, from the feature's `colour`; empty for that of its agent, or the layer's. */
   colour: string;
+  /** Of an agent that draws it: the number of that one's colour now. */
+  shade?: number;
   isArea: boolean;
   /** Each a line or a ring: x, y, x, y, … */
   lines: Float64Array[];

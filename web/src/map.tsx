@@ -91,7 +91,7 @@ function MapView({ page, feed, plane }: { page: Page; feed: Feed; plane: "geo" |
     scene.isClustering = isClustering;
     scene.redraw();
   }, [scene, isFollowing, isClustering]);
-  const unread = useLayers(page, scene, plane, layersOff);
+  const unread = useLayers(page, feed, scene, plane, layersOff);
   const { box, tip, ...pointers } = usePointers(scene, isBoxing, setBoxing);
 
   const onKeyDown = (event: KeyboardEvent) => {
@@ -157,7 +157,7 @@ function MapView({ page, feed, plane }: { page: Page; feed: Feed; plane: "geo" |
   );
 }
 
-function useLayers(page: Page, scene: Scene | null, plane: "geo" | "xy", off: ReadonlySet<string>) {
+function useLayers(page: Page, feed: Feed, scene: Scene | null, plane: "geo" | "xy", off: ReadonlySet<string>) {
   const [shapes, setShapes] = useState<Record<string, ReturnType<typeof readShapes>>>({});
   const [wrong, setWrong] = useState<Record<string, string>>({});
   useEffect(() => {
@@ -180,12 +180,9 @@ function useLayers(page: Page, scene: Scene | null, plane: "geo" | "xy", off: Re
     const timer = setInterval(loadAll, LAYERS_MS); // Functions make some of them, and files are replaced.
     return () => (clearInterval(timer), control.abort());
   }, [page]);
-  const drawn = useMemo(() => page.layers.flatMap((one) => (off.has(one.name) ? [] : (shapes[one.name] ?? []))), [shapes, off]);
-  useEffect(() => {
-    if (!scene) return;
-    scene.shapes = drawn;
-    scene.redraw();
-  }, [scene, drawn]);
+  const layers = useMemo(() => page.layers.flatMap((one) => (off.has(one.name) ? [] : (shapes[one.name] ?? []))), [shapes, off]);
+  const drawn = useValue(feed.drawn);
+  useEffect(() => scene?.setShapes(layers, drawn), [scene, layers, drawn]);
   return Object.values(wrong).filter(Boolean);
 }
 

@@ -3,14 +3,14 @@
 
 import { Camera, extend, NOWHERE, type Bounds } from "./camera";
 import { Clusterer, STACK_PIXELS } from "./clusters";
-import { circlePixels, Drawing, type Label, type Theme } from "./draw";
+import { circlePixels, Drawing, type Box, type Label, type Theme } from "./draw";
 import type { Feed } from "./feed";
 import { PICKED, SELECTED, STOPPED, type Positions } from "./frames";
 import type { Shape } from "./geojson";
 import type { Page } from "./types";
 
 const NAMES_MAX = 60, TRAILS_MAX = 150, CLUSTER_LABELS_MAX = 250, SHAPE_LABELS_MAX = 40;
-const TOUCH_PIXELS = 14;
+const TOUCH_PIXELS = 14, ICON_PIXELS = 6;
 /** How long agents may still glide after the last news. */
 const GLIDE_MS_MAX = 1_300;
 const SAMPLES = 600;
@@ -22,12 +22,16 @@ export class Scene {
   /** Of the last frames: script time, with the news that came before each, and the time since the frame before. */
   readonly script_ms: number[] = [];
   readonly frame_ms: number[] = [];
+  /** The layers, and above them what agents draw. */
   shapes: Shape[] = [];
   clusterer = new Clusterer();
   isClustering = true;
   follows = false;
   selected: string | null = null;
   onDrawn = () => {};
+  private layers: Shape[] = [];
+  private drawn: ReadonlyMap<number, Shape[]> = new Map();
+  private isCombined = true;
   private drawing: Drawing | null = null;
   private theme: Theme | null = null;
   private hidden: ReadonlySet<number> = new Set();
@@ -65,6 +69,13 @@ export class Scene {
     this.theme = theme;
     this.hidden = hidden;
     this.drawing?.setTheme(theme, hidden);
+    this.isCombined = false;
+    this.isDirty = true;
+  }
+
+  /** Takes the layers, and what agents draw, by their rows. */
+  setShapes(layers: Shape[], drawn: ReadonlyMap<number, Shape[]>): void {
+    [this.layers, this.drawn, this.isCombined] = [layers, drawn, false];
     this.isDirty = true;
   }
 
@@ -255,6 +266,7 @@ export class Scene {
   /** What depends on positions and camera, but not on the moment: circles, names, trails. */
   private arrange(now_ms: number): void {
     const { positions, camera, clusterer } = this;
+    this.combine();
     if (clusterer.run(positions, camera, this.hidden, this.isClustering)) positions.version++;
     this.seenVersion = positions.version;
     this.nearRows = [];
@@ -274,25 +286,43 @@ export class Scene {
     }));
   }
 
+  /** What an agent draws has its colour, and is hidden with it. */
+  private combine(): void {
+    for (const [row, shapes] of this.drawn) {
+      const shade = this.positions.isShown(row) ? this.positions.colour[row] : undefined;
+      if (shapes[0].shade === shade) continue;
+      for (const shape of shapes) shape.shade = shade;
+      this.isCombined = false;
+    }
+    if (this.isCombined) return;
+    this.isCombined = true;
+    const drawn = [...this.drawn.values()].flat();
+    this.shapes = [...this.layers, ...drawn.filter(({ shade }) => shade === undefined || !this.hidden.has(shade))];
+  }
+
   private draw(drawing: Drawing, now_ms: number): void {
     const { camera, positions, clusterer } = this;
     const inView = clusterer.result.inView;
+    const agents = this.agentLabels(drawing, now_ms), taken = agents.map((one) => drawing.boxOf(camera, one));
     drawing.begin(camera, positions, now_ms);
     drawing.grid(camera);
     drawing.shapes(camera, this.shapes);
-    drawing.labels(camera, this.shapeLabels());
+    drawing.labels(camera, this.shapeLabels().filter((one) => isFree(drawing.boxOf(camera, one), taken)));
     drawing.trails(camera);
     drawing.points(camera, positions, now_ms, inView > 3000 ? 9 : inView > 400 ? 12 : 17);
     drawing.clusters(camera, clusterer.result);
-    drawing.labels(camera, this.agentLabels(now_ms));
+    drawing.labels(camera, agents);
   }
 
   private shapeLabels(): Label[] {
     const { camera } = this, view = camera.bounds;
     const labels: Label[] = [];
-    for (const shape of this.shapes) {
+    // What agents draw has its text where agents have their names: not if there are many of them.
+    const isNear = this.clusterer.result.inView <= TRAILS_MAX;
+    for (const shape of isNear ? this.shapes : this.shapes.slice(0, this.layers.length)) {
       const { minX, maxX, minY, maxY } = shape.bounds;
-      const isWide = (maxX - minX) * camera.scale > 60 || shape.points.length > 0;
+      const extent = shape.isArea ? maxX - minX : Math.max(maxX - minX, maxY - minY);
+      const isWide = extent * camera.scale > 60 || shape.points.length > 0;
       if (!shape.name || !isWide || labels.length >= SHAPE_LABELS_MAX) continue;
       if (minX > view.maxX || maxX < view.minX || minY > view.maxY || maxY < view.minY) continue;
       const ring = shape.lines[0], middle = ring ? Math.floor(ring.length / 4) * 2 : 0;
@@ -302,22 +332,27 @@ export class Scene {
     return labels;
   }
 
-  private agentLabels(now_ms: number): Label[] {
-    const { positions, clusterer } = this;
+  /** Of the circles and, where few agents are in view, of those whose names hide nobody. */
+  private agentLabels(drawing: Drawing, now_ms: number): Label[] {
+    const { camera, positions, clusterer } = this;
     const labels: Label[] = [];
     const { count, x, y, agents } = clusterer.result;
     for (let i = 0; i < Math.min(count, CLUSTER_LABELS_MAX); i++) {
       labels.push({ text: short(agents[i]), x: x[i], y: y[i], left: 0, top: 0, align: 0.5 });
     }
     const marked = this.selected ? positions.rows.get(this.selected) : undefined;
-    const named = new Set(this.nearRows.length <= NAMES_MAX ? this.nearRows : []);
-    for (const row of [...this.stopped].slice(0, NAMES_MAX)) named.add(row);
-    if (marked !== undefined) named.add(marked);
+    const first = [...(marked === undefined ? [] : [marked]), ...[...this.stopped].slice(0, NAMES_MAX)];
+    const named = new Set([...first, ...(this.nearRows.length <= NAMES_MAX ? this.nearRows : [])]);
+    const taken: Box[] = this.nearRows.map((row) => {
+      const [left, top] = camera.toScreen(...positions.drawnAt(row, now_ms));
+      return [left - ICON_PIXELS, top - ICON_PIXELS, left + ICON_PIXELS, top + ICON_PIXELS];
+    });
     const rows = [...named].filter((row) => positions.isShown(row)), texts = labelsOf(rows.map((row) => positions.names[row]));
     for (const [place, row] of rows.entries()) {
       const [atX, atY] = positions.drawnAt(row, now_ms), name = texts[place];
       const text = this.stopped.has(row) ? `${name} (stopped)` : name;
-      labels.push({ text, x: atX, y: atY, left: row === marked ? 24 : 12, top: 0, align: 0 });
+      const label: Label = { text, x: atX, y: atY, left: row === marked ? 24 : 12, top: 0, align: 0 };
+      if (isFree(drawing.boxOf(camera, label), taken) || first.includes(row)) labels.push(label);
     }
     return labels;
   }
@@ -326,6 +361,13 @@ export class Scene {
     samples.push(value);
     if (samples.length > SAMPLES) samples.shift();
   }
+}
+
+/** Takes a place if nothing is there yet. */
+function isFree(box: Box, taken: Box[]): boolean {
+  const isIn = taken.some((one) => box[0] < one[2] && one[0] < box[2] && box[1] < one[3] && one[1] < box[3]);
+  if (!isIn) taken.push(box);
+  return !isIn;
 }
 
 /** 12345 as 12k. */

@@ -1,8 +1,9 @@
 /** How values, times and counts look. */
 
 import type { ComponentChildren } from "preact";
-import { select } from "./state";
+import { onMap, page, select } from "./state";
 import type { Json } from "./types";
+import { useValue } from "./value";
 
 export function number(value: number | null | undefined, digits = 0): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
@@ -40,8 +41,18 @@ export function tag(type: string): string {
   return type.replace(/@1$/, "");
 }
 
-export function AgentLink({ agent }: { agent: string }) {
-  return <button class="link" onClick={() => select(agent)}>{agent}</button>;
+export function AgentLink({ agent, text }: { agent: string; text?: string }) {
+  return <button class="link" onClick={() => select(agent)}>{text ?? agent}</button>;
+}
+
+/** Text in which addresses of agents are links; all of it is one if it is the name of an agent on the map. */
+function Linked({ text }: { text: string }) {
+  const kinds = page.get()?.kinds ?? [], { rows } = useValue(onMap);
+  const named = kinds.filter((one) => one.map).map((one) => `${one.kind}/${text}`).find((one) => rows.has(one));
+  if (named) return <AgentLink agent={named} text={text} />;
+  if (!text.includes("/")) return <>{text}</>;
+  const parts = text.split(new RegExp(`\\b((?:${kinds.map((one) => one.kind).join("|")})/[^\\s",()[\\]…]+)`));
+  return <>{parts.map((part, k) => (k % 2 && !parts[k + 1].startsWith("…") ? <AgentLink key={k} agent={part} /> : part))}</>;
 }
 
 /** A JSON value on one line, as people write it. */
@@ -59,11 +70,11 @@ export function Shown({ value }: { value: Json }) {
     return (
       <details>
         <summary>{Array.isArray(value) ? `${value.length} entries` : brief(value, 44)}</summary>
-        <pre>{JSON.stringify(value, null, 2)}</pre>
+        <pre><Linked text={JSON.stringify(value, null, 2)} /></pre>
       </details>
     );
   }
-  return <span class={typeof value === "number" ? "figure" : value === null ? "faint" : ""}>{brief(value, 1000) || "–"}</span>;
+  return <span class={typeof value === "number" ? "figure" : value === null ? "faint" : ""}><Linked text={brief(value, 1000) || "–"} /></span>;
 }
 
 export function Card({ title, count, children, tone }: { title: string; count?: number; children: ComponentChildren; tone?: string }) {

@@ -26,6 +26,8 @@ export const silence = new Value("");
 export const missing = new Value<{ names: string[]; since_ms: number | null }>({ names: [], since_ms: null });
 /** When the newest commit was made that the map shows (ms). */
 export const newest_ms = new Value(0);
+/** The rows of all agents that were on the map, and how many these are: the same table tells nobody that it has grown. */
+export const onMap = new Value<{ rows: ReadonlyMap<string, number>; count: number }>({ rows: new Map(), count: 0 });
 /** Read out by screen readers. */
 export const said = new Value("");
 

@@ -73,6 +73,8 @@ export interface MapAt {
   y: number[];
   heading: number[];
   colour: string[];
+  /** GeoJSON features that agents draw. */
+  drawn?: Record<string, Json[]>;
   missing?: MissingPart[];
   troubles?: string[];
 }

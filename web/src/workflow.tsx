@@ -59,7 +59,7 @@ function StepLine({ item, now, undo }: { item: Extract<Outline, { step: string }
       {item.at && <span class="faint"> · at {item.at}</span>}
       {now?.reason && <div class={state === "done" ? "faint" : "bad"}>{now.reason}</div>}
       {item.again_from && <div class="faint">{item.on} sends it back to {item.again_from}</div>}
-      {undo && <div class={CLASSES[undo.state] ?? "faint"}>undo {item.undo ?? ""}: {WORDS[undo.state]}{undo.attempt > 1 && `, try ${undo.attempt}`}{undo.reason && `: ${undo.reason}`}</div>}
+      {undo && <div class={CLASSES[undo.state] ?? "faint"}>undo{item.undo && ` ${item.undo}`}: {WORDS[undo.state]}{undo.attempt > 1 && `, try ${undo.attempt}`}{undo.reason && `: ${undo.reason}`}</div>}
     </div>
   );
 }

@@ -23,6 +23,7 @@ from stigmergy.agents.messages import (
     SECOND_NS,
     Command,
     Event,
+    FollowedFact,
     Keeping,
     Message,
     check_defaults,
@@ -48,10 +49,10 @@ _D = TypeVar("_D", bound=Callable[[Any, Any], Events])
 _E = TypeVar("_E", bound=Callable[[Any, Any], None])
 _R = TypeVar("_R", bound=Callable[[Any, Any], Effects])
 
-FACTS: tuple[type[Message], ...] = (*FRAMEWORK_EVENTS, WindowClosed, *SHARED_EVENTS, *CLAIM_EVENTS)
+FACTS: tuple[type[Message], ...] = (*FRAMEWORK_EVENTS, WindowClosed, *SHARED_EVENTS, *CLAIM_EVENTS, FollowedFact)
 """What the framework says itself: nobody else may, and it is kept and folded whatever an agent's handlers do."""
 
-FOLLOWED: tuple[type[Message], ...] = (Merged, *CLAIM_EVENTS)
+FOLLOWED: tuple[type[Message], ...] = (Merged, *CLAIM_EVENTS, FollowedFact)
 """Facts that an agent may decide something about, once they are part of its state."""
 
 
@@ -409,7 +410,7 @@ def _check_handled(message: Any, role: str, where: str) -> None:
         raise DefinitionError(
             f"{where}: say of which action: {message.__name__}[Plug], for example; {every} is for all that have none"
         )
-    if role == "decide" and issubclass(message, FACTS) and message not in FOLLOWED:
+    if role == "decide" and issubclass(message, FACTS) and not issubclass(message, FOLLOWED):
         raise DefinitionError(
             f"{where}: {message.__name__} is a fact of the framework and kept in any case; @evolve or @react to it, "
             "and tell yourself what follows from it"

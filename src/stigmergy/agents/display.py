@@ -10,6 +10,7 @@ import msgspec
 
 from stigmergy.agents.messages import spec_of
 from stigmergy.agents.shared import Merged, SharedChanged
+from stigmergy.agents.steps import StepHeard
 from stigmergy.crdt.delta import Delta, read_delta
 from stigmergy.crdt.errors import CrdtError
 from stigmergy.crdt.flags import DisableWinsFlag, EnableWinsFlag
@@ -25,8 +26,10 @@ from stigmergy.crdt.tree import places_of
 
 CHANGED = spec_of(SharedChanged).tag
 MERGED = spec_of(Merged).tag
+HEARD = spec_of(StepHeard).tag
 _changed = msgspec.msgpack.Decoder(SharedChanged)
 _merged = msgspec.msgpack.Decoder(Merged)
+_heard = msgspec.msgpack.Decoder(StepHeard)
 
 
 def plain_state(agent: Any) -> Any:
@@ -57,8 +60,9 @@ def _shown_key(key: Any) -> Any:
     return msgspec.json.encode(msgspec.to_builtins(key, str_keys=True)).decode()
 
 
-def shared_fields(tag: str, body: bytes) -> dict[str, Any] | None:
-    """What a change of a shared field says, in words; None for any other message, and for one that cannot be read."""
+def fields_in_words(tag: str, body: bytes) -> dict[str, Any] | None:
+    """What a change of a shared field says, or what a run has heard; None for any other message, and for one that
+    cannot be read."""
     try:
         if tag == CHANGED:
             changed = _changed.decode(body)
@@ -72,6 +76,10 @@ def shared_fields(tag: str, body: bytes) -> dict[str, Any] | None:
             if merged.state:
                 shown["state_bytes"] = len(merged.state)
             return shown
+        if tag == HEARD:
+            heard = _heard.decode(body)
+            event = _value(heard.body) if heard.body else {}
+            return {"step": heard.step, "attempt": heard.attempt, "event": event.pop("type", ""), **event}
     except (msgspec.DecodeError, CrdtError):
         return None
     return None

@@ -24,7 +24,12 @@ Effects = Iterable[Effect]
 ACTUATORS = "actuators"
 WORK = "work"
 PUBLISH = "publish"
+MODELS = "models"
+"""The sink of what models are asked, and the source of their answers."""
 LAPSED = "is not held any more; the order is dropped: claim again, and decide anew"
+ENTRIES = "entries"
+"""The sink of what is proposed to ledgers of users' own."""
+WITHIN_S_MAX = 366 * 24 * 3600
 TIMERS = "timers"
 """The timers' sink is the shard itself: it keeps a table, and the host only says when one is due."""
 
@@ -61,6 +66,16 @@ class Publish(Effect, name="stigmergy.Publish"):
 
     topic: str
     event: Event
+
+
+class ProposeEntry(Effect, name="stigmergy.ProposeEntry", omit_defaults=True):
+    """Proposes an entry to a ledger; `Ledger.propose` makes it. The answer is `Proposed`."""
+
+    ledger: str
+    id: str
+    entry: bytes
+    """Its bytes, with its tag."""
+    within_s: float | None = None
 
 
 class WakeMe(Effect, name="stigmergy.WakeMe"):
@@ -273,11 +288,15 @@ def sink_of(effect: Effect) -> str:
         return PUBLISH
     if isinstance(effect, ClaimAsked | ClaimAnyAsked | ClaimReleased):
         return LEDGER
-    return TIMERS
+    if isinstance(effect, ProposeEntry):
+        return ENTRIES
+    return effect.__sink__ or TIMERS
 
 
 __all__ = [
     "ACTUATORS",
+    "ENTRIES",
+    "MODELS",
     "PUBLISH",
     "REMOTE_SINKS",
     "TIMERS",
@@ -290,6 +309,7 @@ __all__ = [
     "Message",
     "Order",
     "OrderClaim",
+    "ProposeEntry",
     "Publish",
     "Tell",
     "TellFailed",

@@ -82,6 +82,18 @@ def _first_mutable_field(cls: Any, seen: tuple[Any, ...]) -> str | None:
     return None
 
 
+def is_flat(hint: Any) -> bool:
+    """Whether a shallow copy of such a value shares nothing that can be changed in place: `dict[str, int]`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return is_flat(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return all(is_flat(one) for one in arguments)
+    if origin in (dict, list, set):
+        return all(first_mutable(one) is None for one in arguments)
+    return first_mutable(hint) is None
+
+
 def resolve_hints(thing: Any, name: str) -> dict[str, Any]:
     """The annotations of a class or function as types, also for classes that are defined inside a function."""
     try:
@@ -183,6 +195,41 @@ def within(*, seconds: float) -> Keep:
 Category = Literal["sensor", "control", "state", "alert"]
 """The category of an event, for routers and filters outside: a reading, an order, a change, a warning."""
 _categories: dict[str, Category] = {}
+_raw: dict[str, None] = {}
+"""The names of the kinds of events that are marked raw, of any version."""
+
+
+def is_raw(tag: str) -> bool:
+    """Whether events with this tag, or this name, are marked `raw`: they stay on their device unless a rule names
+    them."""
+    return bool(_raw) and tag.partition("@")[0] in _raw
+
+
+def any_raw() -> bool:
+    """Whether this process knows a raw kind at all."""
+    return bool(_raw)
+
+
+def first_raw(hint: Any) -> str:
+    """The name of the first raw kind of event inside this annotation; empty if there is none."""
+    if not _raw:
+        return ""
+    waiting, seen = [hint], list[Any]()
+    while waiting:
+        one = waiting.pop()
+        if one in seen:
+            continue
+        seen.append(one)
+        if isinstance(one, MessageMeta) and (spec := _spec_of(one)) is not None and spec.raw:
+            return spec.name
+        if isinstance(one, type) and issubclass(one, Struct):
+            waiting += resolve_hints(one, one.__qualname__).values()
+        waiting += [*typing.get_args(one), *filter(None, (typing.get_origin(one),))]
+    return ""
+
+
+def _spec_of(cls: type) -> MessageSpec | None:
+    return getattr(cls, "__message__", None)
 
 
 def category_of(tag: str) -> Category | None:
@@ -202,6 +249,8 @@ class MessageSpec(Struct, frozen=True):
     """For commands: so long after it was sent it may be decided, where it has to travel; 0: see `commands.keep_s`."""
     supersedes: bool = False
     """For commands: a newer one from the same place cancels those to the same agent that are still on the way."""
+    raw: bool = False
+    """For events: they stay on their device; see `agents.raw`."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -220,6 +269,7 @@ class MessageMeta(StructMeta):
         category: Category | None = None,
         expires_s: float | None = None,
         supersedes: bool = False,
+        raw: bool = False,
         **config: Any,
     ) -> Any:
         stable_name = name or class_name
@@ -232,18 +282,38 @@ class MessageMeta(StructMeta):
             raise DefinitionError(f"{class_name}: keep={keep!r}; give durable, within(seconds=…), latest or transient")
         if expires_s is not None or supersedes:
             _check_travel(class_name, bases, expires_s, supersedes)
+        raw = raw or any((spec := _spec_of(base)) is not None and spec.raw for base in bases)
+        if raw and not any(issubclass(base, Event) for base in bases):
+            raise DefinitionError(f"{class_name}: raw=True is for events; {class_name} is none")
         tag = f"{stable_name}@{version}"
         check_defaults(class_name, namespace)
         _check_binding(class_name, bases, namespace)
         # What holds only immutable values is in no cycle, so the garbage collector need not know of it.
         cls: Any = super().__new__(mcls, class_name, bases, namespace, tag=tag, frozen=True, gc=False, **config)
         cls.__message__ = MessageSpec(
-            tag, stable_name, version, keep or durable, category, float(expires_s or 0), supersedes
+            tag, stable_name, version, keep or durable, category, float(expires_s or 0), supersedes, raw
         )
         if category is not None:
             _categories[tag] = category
         check_immutable_fields(cls)
+        if raw:
+            _raw[stable_name] = None
+        elif inside := first_raw(cls):
+            _check_holds_raw(cls, inside)
+        else:
+            _raw.pop(stable_name, None)
         return cls
+
+
+def _check_holds_raw(cls: Any, inside: str) -> None:
+    """What holds raw data is raw itself: an event has to say so, a command would travel, an effect stays."""
+    if issubclass(cls, Command):
+        raise DefinitionError(f"{cls.__name__} holds {inside}, which is raw, and commands travel; give it numbers")
+    if issubclass(cls, Event):
+        raise DefinitionError(
+            f"{cls.__name__} holds {inside}, which is raw; mark it raw=True too, or take from {inside} what may leave"
+        )
+    _raw[spec_of(cls).name] = None
 
 
 EXPIRES_S_MAX = 24 * 3600
@@ -345,8 +415,16 @@ def loaded_events(base: type[Event]) -> Iterator[type[Event]]:
         yield from loaded_events(cls)
 
 
+class FollowedFact(Event):
+    """What a service of the node says to an agent, and nobody else may. It is kept whatever the agent's handlers do; a
+    `decide` handler for it may add events, once it is part of the state."""
+
+
 class Effect(Message):
     """What we ask of the world once the events behind it are durable. Subclass Action or Work."""
+
+    __sink__: ClassVar[str] = ""
+    """The sink of an effect that a service beside the host carries out; empty for those that the framework knows."""
 
 
 class Claimed(Struct, frozen=True, kw_only=True):

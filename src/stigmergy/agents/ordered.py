@@ -156,6 +156,8 @@ class Denied(Event, name="stigmergy.Denied", omit_defaults=True):
     give it back earlier. 0: not known, or over by this node's clock."""
     place: int = 0
     """The place in line when the wait ended, 1 for the next to be served; 0: it was not in line."""
+    full: bool = False
+    """As many wait already as may; a later try may find room."""
 
 
 class Released(Event, name="stigmergy.Released"):

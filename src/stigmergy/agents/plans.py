@@ -6,21 +6,21 @@ remedy.
 
 from __future__ import annotations
 
-import copy as copying
 import dataclasses
 import dis
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, get_args, get_origin
 
 import msgspec
 from blake3 import blake3
 from msgspec import Struct, structs
 
-from stigmergy.agents.agent import FACTS, Agent, Handlers, Rejection, has_mutable_fields, loads
+from stigmergy.agents.agent import FACTS, Agent, Handlers, Rejection, loads
 from stigmergy.agents.codec import canonical_bytes, encode, encode_state, explain_undecodable, state_decoder, tag_of
 from stigmergy.agents.columns import Engine
 from stigmergy.agents.confirmations import Done, Failed, woken_body, woken_tag
+from stigmergy.agents.copies import copier, without_shared
 from stigmergy.agents.effects import (
     ActionDone,
     ActionFailed,
@@ -32,6 +32,7 @@ from stigmergy.agents.effects import (
     Woken,
     WorkFailed,
 )
+from stigmergy.agents.ledgers import Proposed
 from stigmergy.agents.messages import (
     Command,
     Event,
@@ -51,12 +52,15 @@ from stigmergy.agents.shared import SHARED_EVENTS, SharedField
 from stigmergy.agents.steps import (
     ACCEPTED,
     OPEN_COUNT_MAX,
+    OpenStep,
     StepAsked,
     StepHeard,
     StepRefused,
     Steps,
     StepsClosed,
     StepTaken,
+    awaits,
+    fits,
 )
 from stigmergy.agents.supervision import FRAMEWORK_EVENTS, GO_ON, SafeAction, Supervise, WhenStale
 from stigmergy.agents.windows import Shape, Window
@@ -167,6 +171,8 @@ def _fits(code: list[dis.Instruction], event: str, given: Mapping[str, Classes],
 
 CONFIRMATIONS = frozenset(spec_of(event).tag for event in (ActionDone, ActionFailed, TellFailed, WorkFailed))
 """What comes back from sinks by itself, so that an agent without a handler for it may ignore it."""
+OUTCOMES = f"{spec_of(Proposed).name}."
+"""So begin the tags of what has become of proposals, which comes back by itself, too."""
 
 
 class Plan(Struct, frozen=True):
@@ -190,6 +196,8 @@ class Plan(Struct, frozen=True):
     """A change of a shared field: peers get it, or have sent it."""
     plain: bool
     """An observed event that is kept as it is and touches no window: the shard's short path."""
+    considered: bool
+    """An observed event that the agent decides about, of an agent without windows that time closes."""
 
 
 Short = tuple[Callable[[Any, Any], None] | None, Callable[[Any, Any], Effects] | None, bool, int, bool]
@@ -229,7 +237,7 @@ class AgentPlan(Struct, frozen=True):
         plan = self.plans.get(message)
         if plan is None:
             handlers = Handlers(react=following(self.steps)(None)) if self.steps else Handlers()
-            plan = self.plans[message] = _plan(message, handlers, {}, ())
+            plan = self.plans[message] = _plan(message, handlers, {}, (), tumbles=False)
         return plan
 
     def handles(self, message: type[Message]) -> bool:
@@ -242,8 +250,12 @@ class AgentPlan(Struct, frozen=True):
         return explain_undecodable(self.kind, body, self.known_tags, error)
 
     def may_ignore(self, body: bytes) -> bool:
-        """Whether this is a confirmation of the framework that the agent has no handler for."""
+        """Whether this is a confirmation of the framework, or the outcome of a proposal, that the agent has no handler
+        for."""
         tag = tag_of(body)
+        if tag.startswith(OUTCOMES):
+            name, _, _ = tag.partition("@")
+            return not any(known.partition("@")[0] == name for known in self.known_tags)
         return tag in CONFIRMATIONS and tag not in self.known_tags
 
     def written(self, event: Message) -> tuple[Message, bytes]:
@@ -312,14 +324,15 @@ def plan_agent(cls: type[Agent], also: Iterable[type[Message]] = ()) -> AgentPla
     steps = field_of_steps(cls) or ""
     if steps:
         commands = commands_of(handled)
-        handled = steps_handlers(cls, steps, handled, _decoder(cls, commands)[0] if commands else _no_command)
+        handled = steps_handlers(cls, steps, handled, decoder_of(cls, commands)[0] if commands else _no_command)
     restore = _restorer(cls, ordered)
     watched = tuple(rule.event for rule in stale_rules)
+    tumbling = tuple(name for name in windows if _default(cls, name).shape is Shape.TUMBLING)
     plans = {
-        message: _plan(message, _with_types_kept(cls, message, handlers), windows, watched)
+        message: _plan(message, _with_types_kept(cls, message, handlers), windows, watched, tumbles=bool(tumbling))
         for message, handlers in handled.items()
     }
-    decode, known_tags = _decoder(cls, list(plans))
+    decode, known_tags = decoder_of(cls, list(plans))
     return AgentPlan(
         kind=cls.__agent_kind__,
         version=cls.__agent_version__,
@@ -329,11 +342,11 @@ def plan_agent(cls: type[Agent], also: Iterable[type[Message]] = ()) -> AgentPla
         shorts={message: short_of(plan) for message, plan in plans.items() if plan.plain},
         decode=decode,
         known_tags=known_tags,
-        tumbling=tuple(name for name in windows if _default(cls, name).shape is Shape.TUMBLING),
+        tumbling=tumbling,
         stale_rules=stale_rules,
         safe_actions=tuple(_declared(cls, SafeAction)),
         supervision=next(iter(_declared(cls, Supervise)), GO_ON),
-        copy=_deep_copier(cls, shared) if has_mutable_fields(cls) else _shallow_copy(cls),
+        copy=copier(cls, shared),
         restore=restore,
         shared=shared,
         ordered=ordered,
@@ -363,6 +376,8 @@ def _plan(
     handlers: Handlers,
     windows: Mapping[str, tuple[type[Message], str]],
     watched: tuple[type[Message], ...],
+    *,
+    tumbles: bool,
 ) -> Plan:
     spec = spec_of(message)
     fed = tuple(name for name, (event, _) in windows.items() if event is message)
@@ -387,10 +402,13 @@ def _plan(
         and not fed
         and not issubclass(message, FACTS)
         and spec.keep.promise in (Keeping.DURABLE, Keeping.WITHIN),
+        considered=not is_command and handlers.decide is not None and not tumbles and not issubclass(message, FACTS),
     )
 
 
-def _decoder(cls: type[Agent], messages: list[type[Message]]) -> tuple[Callable[[bytes], Message], frozenset[str]]:
+def decoder_of(
+    cls: type[Agent], messages: Sequence[type[Message]]
+) -> tuple[Callable[[bytes], Message], frozenset[str]]:
     """A decoder for these messages and their older versions."""
     old = [version for message in messages for version in older_versions(message)]
     members = [*messages, *(version for version in old if version not in messages)]
@@ -521,45 +539,13 @@ def _describe_inside(hint: Any, inside: dict[Any, bytes]) -> None:
 
 
 def _fields_that_count(cls: type[Any]) -> tuple[str, ...]:
-    """All fields of a struct; of a message those without a default, because one with a default may be added."""
+    """All fields of a struct; of a message or an open step those without a default: one with a default may be added."""
     names: tuple[str, ...] = cls.__struct_fields__
-    if not issubclass(cls, Message):
+    if not issubclass(cls, Message | OpenStep):
         return names
     required = len(names) - len(cls.__struct_defaults__)
     given = (msgspec.NODEFAULT,) * required + cls.__struct_defaults__
     return tuple(name for name, default in zip(names, given, strict=True) if default is msgspec.NODEFAULT)
-
-
-def _shallow_copy(cls: Any) -> Callable[[Any], Any]:
-    return cast("Callable[[Any], Any]", cls.__copy__)
-
-
-def _deep_copier(cls: type[Agent], shared: Mapping[str, SharedField]) -> Callable[[Any], Any]:
-    decode = state_decoder(cls).decode
-
-    def copy(agent: Any) -> Any:
-        bare = without_shared(shared, agent)
-        try:
-            copied = decode(encode_state(bare))
-        except Exception:
-            # A handler has put something into the state that has no bytes. A snapshot says so; a step must go on.
-            copied = copying.deepcopy(bare)
-        # What is shared never changes in place, and may be large: the copy has the very same.
-        for name in shared:
-            setattr(copied, name, getattr(agent, name))
-        return copied
-
-    return copy
-
-
-def without_shared(shared: Mapping[str, SharedField], agent: Any) -> Any:
-    """A shallow copy whose shared fields are empty, for who would have to write them all; if none, the agent itself."""
-    if not shared:
-        return agent
-    bare = agent.__copy__()
-    for name, field in shared.items():
-        setattr(bare, name, field.initial)
-    return bare
 
 
 def _restorer(cls: type[Agent], ordered: Mapping[str, OrderedField]) -> Callable[[bytes], Any]:
@@ -614,7 +600,14 @@ def steps_handlers(
     """The handlers of a class that takes part in workflows: its own, and those for steps."""
 
     def decide_asked(agent: Any, asked: StepAsked) -> Events:
-        taken = StepTaken(run=asked.run, step=asked.step, attempt=asked.attempt, wants=asked.wants, others=asked.others)
+        taken = StepTaken(
+            run=asked.run,
+            step=asked.step,
+            attempt=asked.attempt,
+            wants=asked.wants,
+            others=asked.others,
+            match=asked.match,
+        )
         if len(getattr(agent, field).taken(taken).open) > OPEN_COUNT_MAX:
             return [_refusal(asked, f"{agent.address} carries out {OPEN_COUNT_MAX} steps already")]
         if not asked.body:
@@ -626,9 +619,13 @@ def steps_handlers(
         decide = handled[type(command)].decide
         assert decide is not None  # only commands are decoded, and each has one
         try:
-            return [taken, *(decide(agent, command) or ())]
+            decided = [*(decide(agent, command) or ())]
         except Rejection as rejection:
             return [_refusal(asked, rejection.reason)]
+        waited_for = [event for event in decided if isinstance(event, Event) and awaits(asked, event)]
+        if not all(fits(asked.match, event) for event in waited_for):
+            taken = structs.replace(taken, match=())  # what comes of this very command is of this step
+        return [taken, *decided]
 
     def evolve_taken(agent: Any, taken: StepTaken) -> None:
         setattr(agent, field, getattr(agent, field).taken(taken))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from stigmergy.agents.codec import encode
+from stigmergy.agents.codec import encode, tag_of
 from stigmergy.agents.effects import Effects, Tell
 from stigmergy.agents.messages import Action, Effect, Event, Message, Work, spec_of
 
@@ -35,6 +35,8 @@ class StepAsked(Event, name="stigmergy.StepAsked"):
     """The tags of the events that the run waits for."""
     others: tuple[str, ...] = ()
     """Steps of the same run at this agent that stay open."""
+    match: tuple[tuple[str, bytes], ...] = ()
+    """Fields that tell whose an event is, with the bytes of their values."""
 
 
 class StepTaken(Event, name="stigmergy.StepTaken"):
@@ -46,6 +48,7 @@ class StepTaken(Event, name="stigmergy.StepTaken"):
     wants: tuple[str, ...]
     others: tuple[str, ...] = ()
     body: bytes = b""
+    match: tuple[tuple[str, bytes], ...] = ()
 
 
 class StepRefused(Event, name="stigmergy.StepRefused"):
@@ -73,13 +76,14 @@ class StepsClosed(Event, name="stigmergy.StepsClosed"):
     run: str
 
 
-class OpenStep(Struct, frozen=True):
-    """A step that an agent carries out."""
+class OpenStep(Struct, frozen=True, omit_defaults=True):
+    """A step that an agent carries out. A new field has a default, and is no part of the layout of an agent's state."""
 
     run: str
     step: str
     attempt: int
     wants: tuple[str, ...]
+    match: tuple[tuple[str, bytes], ...] = ()
 
 
 class Steps(Struct, frozen=True):
@@ -90,7 +94,7 @@ class Steps(Struct, frozen=True):
     def taken(self, step: StepTaken) -> Steps:
         """With this step, and of its run only those others that are still open."""
         kept = tuple(one for one in self.open if one.run != step.run or one.step in step.others)
-        return Steps((*kept, OpenStep(step.run, step.step, step.attempt, step.wants)))
+        return Steps((*kept, OpenStep(step.run, step.step, step.attempt, step.wants, step.match)))
 
     def closed(self, run: str) -> Steps:
         """Without the steps of a run."""
@@ -98,10 +102,20 @@ class Steps(Struct, frozen=True):
 
     def tells(self, event: Message) -> Effects:
         """What the runs are told of an event."""
-        tag = spec_of(type(event)).tag
         for one in self.open:
-            if tag in one.wants:
+            if awaits(one, event) and fits(one.match, event):
                 yield Tell(to=one.run, message=StepHeard(step=one.step, attempt=one.attempt, body=encode(event)))
+
+
+def awaits(step: OpenStep | StepAsked, event: Message) -> bool:
+    """Whether a step waits for events of this type."""
+    return spec_of(type(event)).tag in step.wants
+
+
+def fits(match: tuple[tuple[str, bytes], ...], event: Message) -> bool:
+    """Whether an event has these values in those of these fields that it has."""
+    names = type(event).__struct_fields__
+    return all(name not in names or encode(getattr(event, name)) == value for name, value in match)
 
 
 class StepEffect(Effect, name="stigmergy.StepEffect"):
@@ -128,6 +142,12 @@ class _Tried(Struct):
 
 
 _tried = msgspec.msgpack.Decoder(_Tried)
+
+
+def run_of(body: bytes) -> str:
+    """The run that asks for a step with this message; empty: it is another message. A dead letter of it goes back to
+    the run, which alone knows whether it still waits, and asks again."""
+    return msgspec.msgpack.decode(body, type=StepAsked).run if tag_of(body) == spec_of(StepAsked).tag else ""
 
 
 def heard_of(effect: bytes, result: bytes) -> bytes:

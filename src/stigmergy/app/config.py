@@ -18,6 +18,8 @@
     peers = ["north.pub"]              # keys whose changes and claims are taken; else those that are heard first
     copies = ["nats://hub:4222"]       # stores that the journal is copied to: nats://… · folder:path
     blobs = "nats://hub:4222"          # where large payloads are kept; else in a folder beside the journal
+    models = "folder:models"           # where the bundles of models are; else their rules answer
+    model_keys = ["ml.pub"]            # keys whose bundles are believed
     views = "sqlite:fleet.views"       # where the rows of views are kept; else in a file beside the journal
     metrics = ":9100"                  # where this node tells Prometheus what it measures
     collects = true                    # takes what the uplinks of this fleet's other nodes at this site bring
@@ -90,6 +92,10 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The store of large payloads; a folder beside the journal, if nothing is said here."""
     views: str | None = None
     """Where the rows of the fleet's views are kept."""
+    models: str | None = None
+    """Where the bundles of models are; without it their rules answer."""
+    model_keys: tuple[str, ...] = ()
+    """Public keys, as files, lines or hex digits, whose bundles are believed."""
     metrics: str | None = None
     """HOST:PORT of the page for Prometheus; none without it."""
 
@@ -137,6 +143,8 @@ def _beside(place: FleetConfig, folder: Path) -> FleetConfig:
         key=key,
         trust=_keys_beside(place.trust, folder),
         peers=_keys_beside(place.peers, folder),
+        models=None if place.models is None else _store_beside(place.models, folder),
+        model_keys=_keys_beside(place.model_keys, folder),
         rings=tuple(str(folder / ring) for ring in place.rings),
         ledger=ledger,
         copies=tuple(_store_beside(url, folder) for url in copies),

@@ -18,6 +18,7 @@ from stigmergy.app.copies import Copiers, check_copied, open_archive
 from stigmergy.app.feeds import checked_rings, open_rings
 from stigmergy.app.journals import FLIGHT, JOURNALS, inspect_all, inspect_journal, journals_in, open_journal
 from stigmergy.app.keyring import NodeKey, default_key_path, is_private_key, load_signer, make_private_key, read_key
+from stigmergy.app.models import NodeModels, asker_of
 from stigmergy.app.node_config import (
     BUSES,
     NodeConfig,
@@ -26,11 +27,13 @@ from stigmergy.app.node_config import (
     open_bus,
     open_exporter,
     open_ledger,
+    open_ledgers,
     open_levels,
     open_mesh,
 )
 from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
 from stigmergy.app.profiled_process import profiled_process
+from stigmergy.app.raw import check_raw
 from stigmergy.app.views import open_view_store, views_url
 from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import HoldsFile, NewFile
@@ -66,6 +69,8 @@ from stigmergy.network.blob_exchange import BlobExchange
 from stigmergy.network.bus_link import BusLink, Levels, describe_this_node
 from stigmergy.network.questions import Questions
 from stigmergy.network.registry import Registry
+from stigmergy.network.remote_ledger import MESH as LEDGER_MESH
+from stigmergy.network.remote_ledger import gateways_of
 from stigmergy.network.replication import Replication
 from stigmergy.node.column_feeds import RingReaders
 from stigmergy.node.declaration import Declaration
@@ -123,6 +128,8 @@ class Fleet(Declaration):
         blobs: str | None = None,
         take_over: bool = False,
         views: str | None = None,
+        models: str | None = None,
+        model_keys: Sequence[str] = (),
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
@@ -135,14 +142,15 @@ class Fleet(Declaration):
         Shared fields find their peers over the bus, or over `mesh` ('udp://0.0.0.0:7946?peers=…'); `ledger` orders what
         agents claim ('sqlite:ledger.db'); `peers` names the public keys of the nodes that are believed in both.
         `copies` names stores that the journal is copied to ('nats://hub:4222', 'folder:/mnt/peer'); `blobs` the store
-        of large payloads, which are in a folder beside the journal otherwise. `take_over` lets it run agents that
+        of large payloads, which are in a folder beside the journal otherwise; `models` where bundles of models are
+        ('folder:models'), of which those signed by `model_keys` are believed. `take_over` lets it run agents that
         another node on the bus runs, which is gone for good.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
         _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger)
-        _check_texts(uplink_to=uplink_to, collect_from=collect_from, blobs=blobs, views=views)
-        _check_lists(peers=peers, copies=copies)
+        _check_texts(uplink_to=uplink_to, collect_from=collect_from, blobs=blobs, views=views, models=models)
+        _check_lists(peers=peers, copies=copies, model_keys=model_keys)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
         where = NodeConfig(
@@ -159,6 +167,8 @@ class Fleet(Declaration):
             blobs=blobs,
             take_over=bool(take_over),
             views=views,
+            models=models,
+            model_keys=tuple(model_keys),
         )
         config = find_config(Path.cwd())
         check_one_process(
@@ -206,6 +216,7 @@ class Running:
         self._blobs: BlobsAt | None = None
         self._views_url = views_url(self.node_config.views, self.url) if fleet.views else ""
         self._views: ViewService | None = None
+        self._models: NodeModels | None = None
         self._references: ReferenceTeller | None = None
         self._exchange: BlobExchange | None = None
         self._questions: Questions | None = None
@@ -217,10 +228,15 @@ class Running:
         needs = needs_of(self._fleet, self._agents)
         if needs.why_ledger and self.node_config.ledger is None:
             raise ConfigError(
-                f"fleet {self._fleet.name!r} needs a ledger ({needs.why_ledger}), and this node has none: nothing can "
-                'be granted; write ledger = "sqlite:ledger.db" under [fleet] in stigmergy.toml, for the nodes of '
-                'this machine, or "nats://hub:4222?replicas=3" for several machines; or give it with --ledger or '
-                "running(ledger=…)"
+                f"fleet {self._fleet.name!r} needs a ledger ({needs.why_ledger}), and this node has none: nothing "
+                'can be granted or entered; write ledger = "sqlite:ledger.db" under [fleet] in stigmergy.toml, for the '
+                'nodes of this machine, or "nats://hub:4222?replicas=3" for several machines; or give it with --ledger '
+                "or running(ledger=…)"
+            )
+        if needs.claims and gateways_of(self.node_config.ledger or ""):
+            raise ConfigError(
+                f"ledger {self.node_config.ledger!r} is for proposals through gateways, and claims need one that this "
+                f'node reaches itself ({needs.why_ledger}); give ledger="nats://hub:4222?replicas=3"'
             )
         if needs.why_heard and self.node_config.bus is None:
             self.say(
@@ -230,6 +246,7 @@ class Running:
 
     async def __aenter__(self) -> Live:
         self._check_needs()
+        check_raw(self._fleet, self.settings, self.node_config, self.url, self._views_url, self.say)
         self._fleet.check_safe_actions()
         self._fleet.prepare(lambda text: _LOG.say("agents-compiled", text))
         entropy = SystemEntropy()
@@ -262,6 +279,8 @@ class Running:
                 self._views.trace(self._exporter, host.clock.wall_ns)
             devices = Devices(host, self._threads)
             link, replication = self._link, self._replication
+            if self._models is not None:
+                await self._models.start(self.say)
             key.keep()
             await start_attached(host, devices)
             key.remember(journal, self.say)
@@ -269,6 +288,8 @@ class Running:
                 key.tell_not_copied(host.shards.signers.state.signers, self.say)
             self._copiers = Copiers(host, self.node_config.copies, self._copied_as)
         except BaseException:
+            if self._models is not None:
+                await self._models.stop()
             await journal.close()
             raise
         self._host = host
@@ -292,21 +313,25 @@ class Running:
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
-        live = Live(
-            host,
-            entropy,
-            devices,
-            link=link,
-            replication=replication,
-            feedings=self._feedings,
-            copies=self._copiers.standings,
-            views=self._views,
-            references=self._references,
-        )
+        live = self._live_of(host, entropy, devices, self._copiers)
         if self._questions is not None:
             # Also a program without a control endpoint answers other nodes.
             self._questions.answer = NodeAnswers(self._own_service(live, "", lambda: None), host).answer
         return live
+
+    def _live_of(self, host: Host, entropy: Entropy, devices: Devices, copiers: Copiers) -> Live:
+        return Live(
+            host,
+            entropy,
+            devices,
+            link=self._link,
+            replication=self._replication,
+            feedings=self._feedings,
+            copies=copiers.standings,
+            views=self._views,
+            references=self._references,
+            models=self._models,
+        )
 
     async def _check_registry(self, journal: Journal, entropy: Entropy) -> Registry:
         """Looks for a node that has the agents or the name of this one. Raises ConfigError for one."""
@@ -345,6 +370,8 @@ class Running:
             await self._safeguards.close()
         if self._host is not None:
             await self._host.stop()
+        if self._models is not None:
+            await self._models.stop()
         if self._feedings is not None:
             self._feedings.close()
         if self._devices is not None:
@@ -370,8 +397,23 @@ class Running:
             host.settings.blobs,
             make_folder=self.node_config.blobs is None,
         )
+        if self._fleet.models:
+            # Each start has another epoch: what this run counts is told apart from what the last one did.
+            run = f"{self._copied_as}/{host.journal.identity.incarnation:x}.{max(one.epoch for one in host.shards)}"
+            self._models = NodeModels(
+                self._fleet,
+                self.node_config,
+                host.clock,
+                self._threads,
+                host.settings.models,
+                signer,
+                lambda: [host],
+                run=run,
+                journal=self.url,
+            )
+        asks = None if self._models is None else asker_of(host, self._models.asks)
         found = connections_of(self._link, self._replication)
-        return structs.replace(found, safeguards=self._safeguards, blobs=self._blobs.blobs)
+        return structs.replace(found, safeguards=self._safeguards, blobs=self._blobs.blobs, models=asks)
 
     async def _exchange_blobs(self, host: Host, link: BusLink) -> None:
         """Gives blobs to other nodes on the bus, and takes theirs, where each has a store of its own."""
@@ -518,10 +560,26 @@ def make_replication(
     host: Host, signer: Signer, entropy: Entropy, node_config: NodeConfig, link: BusLink | None
 ) -> Replication:
     """The node's side of its peers and of its ledger."""
-    mesh, ledger = open_mesh(node_config, host.clock), open_ledger(node_config, host.declaration.name)
+    fleet = host.declaration
+    mesh, ordered = open_mesh(node_config, host.clock), any(plan.ordered for plan in fleet.plans.values())
+    ledger = open_ledger(node_config, fleet.name) if ordered or not fleet.ledgers else None
+    ledgers, gateways = (
+        open_ledgers(node_config, fleet.name, list(fleet.ledgers)),
+        gateways_of(node_config.ledger or ""),
+    )
     trusted = [read_key(text).key for text in node_config.peers]
     if mesh is None and link is not None:
-        return Replication(host, signer, entropy, link=link, ledger=ledger, trusted=trusted)
+        return Replication(
+            host,
+            signer,
+            entropy,
+            link=link,
+            ledger=ledger,
+            trusted=trusted,
+            ledgers=ledgers,
+            gateways=gateways,
+            questions=Questions(link.make_mesh(LEDGER_MESH), entropy),
+        )
     return Replication(
         host,
         signer,
@@ -531,6 +589,9 @@ def make_replication(
         me=describe_this_node(host, node_config.node or "", entropy, installed_version()),
         seeds=getattr(mesh, "seeds", ()),
         trusted=trusted,
+        ledgers=ledgers,
+        gateways=gateways,
+        questions=None if link is None else Questions(link.make_mesh(LEDGER_MESH), entropy),
     )
 
 

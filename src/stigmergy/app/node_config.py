@@ -16,10 +16,13 @@ from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.errors import ConfigError
 from stigmergy.bus.port import Bus
 from stigmergy.bus.topics import Topics, safe_node_name
-from stigmergy.claims.port import Ledger
+from stigmergy.claims.port import LedgerPort
+from stigmergy.ledgers.service import ledger_name
 from stigmergy.membership.mesh import Mesh
 from stigmergy.network.bus_link import Levels
 from stigmergy.network.registry import QUIET_S, Registry
+from stigmergy.network.remote_ledger import gateways_of
+from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import TraceSettings
 from stigmergy.store.port import Store
 from stigmergy.traces.exporter import SpanExporter
@@ -57,6 +60,10 @@ class NodeConfig(Struct, frozen=True):
     """The store of large payloads."""
     views: str | None = None
     """Where the rows of views are kept."""
+    models: str | None = None
+    """Where the bundles of models are."""
+    model_keys: tuple[str, ...] = ()
+    """Keys whose bundles are believed."""
     take_over: bool = False
     """Run agents that another node claims on the bus: that node is gone for good."""
 
@@ -88,6 +95,8 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         given.copies or ((place.copies,) if isinstance(place.copies, str) else place.copies),
         given.blobs or place.blobs,
         given.views or place.views,
+        given.models or place.models,
+        given.model_keys or place.model_keys,
         given.take_over,
     )
 
@@ -151,12 +160,41 @@ def open_mesh(node_config: NodeConfig, clock: Clock) -> Mesh | None:
     return mesh
 
 
-def open_ledger(node_config: NodeConfig, fleet: str) -> Ledger | None:
+def open_ledger(node_config: NodeConfig, fleet: str) -> LedgerPort | None:
     """The ledger that a URL names; None without one."""
-    if node_config.ledger is None:
+    if node_config.ledger is None or gateways_of(node_config.ledger):
         return None
-    ledger: Ledger = _adapter("ledger", LEDGERS, node_config.ledger, "sqlite:ledger.db")(node_config.ledger, fleet)
+    ledger: LedgerPort = _adapter("ledger", LEDGERS, node_config.ledger, "sqlite:ledger.db")(node_config.ledger, fleet)
     return ledger
+
+
+def open_ledgers(node_config: NodeConfig, fleet: str, names: Sequence[str]) -> dict[str, LedgerPort]:
+    """The logs of the ledgers that a fleet lists: each is one of its own, beside that of claims. None without a ledger,
+    and where gateways are asked for it."""
+    url = node_config.ledger
+    if url is None or gateways_of(url):
+        return {}
+    opener = _adapter("ledger", LEDGERS, url, "sqlite:ledger.db")
+    return {name: opener(place_of_ledger(url, name), ledger_name(fleet, name)) for name in names}
+
+
+def ledgers_at(url: str, fleet: Declaration) -> list[tuple[str, str]]:
+    """The place and the name of each log that a fleet has at the URL of a ledger: that of claims, and its own."""
+    claims = [(url, fleet.name)] if any(plan.ordered for plan in fleet.plans.values()) else []
+    return [*claims, *((place_of_ledger(url, name), ledger_name(fleet.name, name)) for name in fleet.ledgers)]
+
+
+def place_of_ledger(url: str, name: str) -> str:
+    """Where a ledger of this name is: in a file beside that of claims, in a stream beside theirs."""
+    place, question, options = url.partition("?")
+    scheme, _, path = place.partition(":")
+    if scheme == "sqlite":
+        stem, dot, ending = path.rpartition(".")
+        return f"sqlite:{stem}.{name}.{ending}" if dot and "/" not in ending else f"{place}.{name}"
+    if scheme == "memory":
+        return f"{place}.{name}"
+    address, slash, key = place.partition("://")[2].partition("/")
+    return f"{scheme}://{address}/{key}.{name}{question}{options}" if slash and key else url
 
 
 def open_exporter(settings: TraceSettings, fleet: str, instance: str) -> SpanExporter | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from stigmergy.agents.raw import VIEWS, RawGuard
+from stigmergy.agents.view import View, plan_of
 from stigmergy.app.parts import journal_path, shown_url
 from stigmergy.base.errors import ConfigError
+from stigmergy.node.declaration import Declaration
 from stigmergy.views.memory import MemoryViewStore
 from stigmergy.views.port import ViewStore
 from stigmergy.views.sqlite import SqliteViewStore
@@ -32,6 +36,13 @@ def views_url(given: str | None, journal: str) -> str:
         f"the fleet has views, and its journal {shown_url(journal)} is no file that theirs could be beside; write "
         'views = "sqlite:fleet.views" or "postgresql://…" under [fleet] in stigmergy.toml, or give running(views=…)'
     )
+
+
+def check_raw_views(views: Sequence[type[View]], fleet: Declaration, rules: Sequence[str], url: str) -> None:
+    """Refuses views of raw events whose rows would be on a server. Raises ConfigError."""
+    if not url.startswith((MEMORY, SQLITE)):
+        names = [tag.partition("@")[0] for view in views for tag in plan_of(view).projections]
+        RawGuard(fleet.plans, rules).check(VIEWS, dict.fromkeys(names))
 
 
 def open_view_store(url: str, schema: str = "") -> ViewStore:

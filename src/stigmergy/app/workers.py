@@ -19,11 +19,13 @@ from weakref import WeakValueDictionary
 
 from msgspec import structs
 
+from stigmergy.agents.raw import CLUSTER, RawGuard
 from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import installed_version, make_link, verifier
 from stigmergy.app.keyring import SharedKey, read_key
-from stigmergy.app.node_config import NodeConfig, check_store, open_exporter, open_ledger
+from stigmergy.app.models import NodeModels, asker_of
+from stigmergy.app.node_config import NodeConfig, check_store, open_exporter, open_ledger, open_ledgers
 from stigmergy.app.profiled_process import profiled_process
 from stigmergy.audit.blob_references import ReferenceTeller
 from stigmergy.base.errors import ConfigError
@@ -43,9 +45,12 @@ from stigmergy.nats import naming
 from stigmergy.nats.address import NatsAddress, parse_address
 from stigmergy.network.bus_link import BusLink
 from stigmergy.network.peers import PeerProcesses
+from stigmergy.network.questions import Questions
+from stigmergy.network.remote_ledger import MESH as LEDGER_MESH
+from stigmergy.network.remote_ledger import gateways_of
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
-from stigmergy.node.device_tasks import Devices
+from stigmergy.node.device_tasks import Devices, open_attachment
 from stigmergy.node.host import Host
 from stigmergy.node.needs import check_needs
 from stigmergy.node.profiling import Profiler
@@ -60,6 +65,7 @@ OPTIONS = ("replicas", "max_bytes")
 REPLICATED_SERVERS = 3
 """A URL that names so many servers wants its streams on so many of them, if it does not say otherwise."""
 INCARNATION_BYTES = 6
+RUN_BYTES = 4
 OF_ONE_MACHINE = ("sqlite:", "memory:")
 """Ledgers that workers on several machines cannot share."""
 MISSING = 'a worker needs the NATS client: pip install "stigmergy[nats]"'
@@ -100,6 +106,7 @@ class NatsWorker:
         check_surroundings(self._node_config, config, self._settings.retention.archive)
         has_bus, has_ledger = self._node_config.bus is not None, self._node_config.ledger is not None
         check_needs(fleet, url_beside(self.address), bus=has_bus, ledger=has_ledger)
+        RawGuard(fleet.plans, self._settings.raw_may_leave).check(CLUSTER)
 
     async def __aenter__(self) -> Worker:
         """Connects, and makes the worker; it begins with its `run`."""
@@ -137,7 +144,7 @@ class NatsWorker:
         if self._node_config.bus is not None:
             bus_link = await self._connect(parse_bus(self._node_config.bus), f"bus of {self._fleet.name}")
         for attachment in self._fleet.attachments:
-            await attachment.open()
+            await open_attachment(attachment)
         worker = f"{self._name}-{os.getpid()}"
         self._backend = backend = NatsClusterBackend(
             self._fleet,
@@ -152,6 +159,8 @@ class NatsWorker:
             metrics_url=self._metrics_url,
             member=self._member,
         )
+        if backend.models is not None:
+            await backend.models.start(lambda sentence: self._tell("notice", {"what": sentence}))
         context = WorkerContext(
             declaration=self._fleet,
             backend=backend,
@@ -237,6 +246,10 @@ class NatsClusterBackend:
         self._exporter = open_exporter(settings.traces, fleet.name, worker)
         self._hosts: WeakValueDictionary[int, Host] = WeakValueDictionary()
         """By shard, for profiles. Nobody keeps a host, with all its agents, whose shard has moved away."""
+        clock, run = SystemClock(), f"{worker}/{self._entropy.token(RUN_BYTES).hex()}"
+        about = (fleet, node_config, clock, self._threads, settings.models, signer, self._running)
+        self.models = NodeModels(*about, run=run) if fleet.models else None
+        """Those of all shards of this worker: one thread, one copy of each model."""
         self._profiler = Profiler(self._running, profiled_process(f"worker {worker}"))
 
     def _running(self) -> list[Host]:
@@ -259,7 +272,9 @@ class NatsClusterBackend:
         return BlobsAt(shown, name, clock, self._threads, settings.blobs, store=store, open_other=connect)
 
     async def close(self) -> None:
-        """Sends the spans that are left."""
+        """Ends the models, and sends the spans that are left."""
+        if self.models is not None:
+            await self.models.stop()
         if self._exporter is not None:
             await self._threads.run(self._exporter.close)
 
@@ -293,6 +308,8 @@ class NatsClusterBackend:
             return NatsControlServer(link, fleet.name, shard, ControlEndpoint(service), lambda: claim)
 
         return ShardServices(
+            models=self.models,
+            asks=None if self.models is None else asker_of(host, self.models.asks),
             peers=peers,
             devices=Devices(host, self._threads),
             link=bus_link,
@@ -335,7 +352,17 @@ class NatsClusterBackend:
         ordered = any(plan.ordered for plan in self._fleet.plans.values())
         ledger = open_ledger(where, self._fleet.name) if ordered else None
         trusted = [read_key(text).key for text in where.peers]
-        return Replication(host, self._signer, self._entropy, link=link, ledger=ledger, trusted=trusted)
+        return Replication(
+            host,
+            self._signer,
+            self._entropy,
+            link=link,
+            ledger=ledger,
+            trusted=trusted,
+            ledgers=open_ledgers(where, self._fleet.name, list(self._fleet.ledgers)),
+            gateways=gateways_of(where.ledger or ""),
+            questions=None if link is None else Questions(link.make_mesh(LEDGER_MESH), self._entropy),
+        )
 
 
 def cluster_address(url: str) -> NatsAddress:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.agents.codec import UNDECODABLE, tag_of
-from stigmergy.agents.display import shared_fields
+from stigmergy.agents.display import fields_in_words
 from stigmergy.agents.effects import PUBLISH, REMOTE_SINKS, TIMERS
 from stigmergy.audit.directories import Directories, LiveReading
 from stigmergy.base.errors import ConfigError, JournalCorrupt
@@ -27,6 +27,9 @@ from stigmergy.shard.directory import Directory
 from stigmergy.shard.forwarding import FORWARD, read_forwarded
 from stigmergy.shard.outbox import read_told
 from stigmergy.shard.timers import read_timer
+
+OURS = "stigmergy."
+"""The names of the framework's own messages begin so."""
 
 ENTRIES_MAX = 100_000
 """A listing is at most so long; ask for a range of positions to see more."""
@@ -113,7 +116,7 @@ def readable_time(time_ns: int) -> str:
 
 def readable_fields(body: bytes) -> Any:
     """The fields of a message without its tag; bytes as base64, whatever does not decode as such."""
-    shared = shared_fields(tag_of(body), body)
+    shared = fields_in_words(tag_of(body), body)
     if shared is not None:
         return shared
     try:
@@ -188,7 +191,13 @@ def _is_wanted(entry: LogEntry, wanted: EntryFilter) -> bool:
     if wanted.agent and entry.agent != wanted.agent:
         return False
     types = [entry.type, *(effect.type for effect in entry.effects)]
-    return wanted.type is None or any(wanted.type in (tag, tag.partition("@")[0]) for tag in types)
+    return wanted.type is None or any(_is_of(tag, wanted.type) for tag in types)
+
+
+def _is_of(tag: str, type: str) -> bool:
+    """Whether a tag is of a type; `stigmergy.RunBegan` is that of `stigmergy.RunBegan.Deliver@1` too."""
+    name = tag.partition("@")[0]
+    return type in (tag, name) or (type.startswith(OURS) and name.startswith(f"{type}."))
 
 
 def list_commit(
@@ -255,7 +264,7 @@ def _chosen_records(
     for records in runs_of(commit, reading):
         if agent is not None and records.run.kind != kind:
             continue
-        forms = [type is None or type in (form.tag, form.tag.partition("@")[0]) for form in records.layout.forms]
+        forms = [type is None or _is_of(form.tag, type) for form in records.layout.forms]
         for place, number, form in _records_of(records, reading, name if agent is not None else None):
             if forms[form] or records.first + place in effects:
                 yield records, place, number, form

@@ -35,7 +35,8 @@ from stigmergy.base.errors import PeerError, UnknownKind
 from stigmergy.crdt.delta import read_delta
 from stigmergy.shard.commit import NO_CAUSE, Answer, Commit, EventRun, Owed
 from stigmergy.shard.commit_reader import Records
-from stigmergy.shard.dispatch import REACTIONS_BYTES_MAX, decided_events, decode
+from stigmergy.shard.decisions import decided_events
+from stigmergy.shard.dispatch import REACTIONS_BYTES_MAX, decode
 from stigmergy.shard.draft import collect, compared, is_tell_back, pack_effects
 from stigmergy.shard.forwarding import LATE
 from stigmergy.shard.homes import Homes

@@ -49,6 +49,9 @@ StigmergyError
 │   ├── ViewBehind         the view has not come so far in time: ask again
 │   ├── ViewFailed         a handler of the view or its store has failed: it stands still until somebody mends it
 │   └── ViewChanged        its rows were made by other code, and it may not be made anew: say what is to be done
+├── ModelError             the branch of models
+│   ├── ModelRefused       a bundle that cannot be used here: damaged, unsigned, too large, of another runtime
+│   └── ModelFailed        a run gave no answer
 ├── RingError              the branch of rings between processes
 │   ├── RingLocked         it has a producer, or a consumer, already
 │   ├── RingForeign        not a ring of ours, or one of another format, size or owner
@@ -272,6 +275,18 @@ class ViewFailed(ViewError):
 
 class ViewChanged(ViewError):
     """The rows were made by another version of the view, and it declares on_change="refuse"."""
+
+
+class ModelError(StigmergyError):
+    """A model cannot do what was asked."""
+
+
+class ModelRefused(ModelError):
+    """A bundle, or what is to become one, cannot be used. It stays so until there is another bundle."""
+
+
+class ModelFailed(ModelError):
+    """A run of a model gave no answer for this batch."""
 
 
 class RingError(StigmergyError):

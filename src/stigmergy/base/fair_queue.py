@@ -74,6 +74,14 @@ class FairQueue(Generic[ItemT]):
         """Puts an item before the others of its source."""
         self._flow(source, cost).items.appendleft((cost, item))
 
+    def put_rest(self, source: str, item: ItemT, cost: int) -> None:
+        """Puts back what is left of the item that was popped last. It is paid for; others have a turn before it."""
+        if self._ring and self._ring[0] == source:
+            self._ring.rotate(-1)
+        flow = self._flow(source, cost)
+        flow.items.appendleft((cost, item))
+        flow.deficit += cost
+
     def first(self) -> ItemT | None:
         """The next item, if nothing is held; None for an empty queue."""
         return self._flows[self._ring[0]].items[0][1] if self._ring else None

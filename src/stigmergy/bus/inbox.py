@@ -21,7 +21,15 @@ from msgspec import Struct
 from stigmergy.base.errors import Bug, PeerError, SequenceGap, StigmergyError
 from stigmergy.base.fair_queue import FairQueue
 from stigmergy.base.tasks import end_tasks
-from stigmergy.bus.port import HANDLED_COUNT_MAX, HANDLED_PER_SOURCE_MAX, BusMessage, Gate, Handler, matches
+from stigmergy.bus.port import (
+    HANDLED_COUNT_MAX,
+    HANDLED_PER_SOURCE_MAX,
+    BusMessage,
+    Gate,
+    Handler,
+    has_wildcards,
+    matches,
+)
 
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 5.0
@@ -34,6 +42,9 @@ EARLY_PAUSE_S = 0.5
 EARLY_S_MAX = 300.0
 """After this long the messages before an early one count as lost, and the early one is refused: a receiver that
 prefers a gap must accept it sooner."""
+STARTED_MAX = 32
+"""Handlers that are called in one turn of the event loop. One a turn would be as slow as the loop is busy: on a node
+that computes for 10 ms in each, a hundred messages a second."""
 TOPICS_COUNT_MAX = 10_000
 """Bound of the cache of topics and their handlers."""
 MESSAGE_COST = 1024
@@ -115,8 +126,12 @@ class Reception:
         self.receipts = Receipts()
         self._load = _Load()
         self._inboxes: list[Inbox] = []
+        self._of_topic: dict[str, list[int]] = {}
+        """Which of them have this topic itself as their pattern: a node has several for each of its agents."""
+        self._with_wildcards: list[int] = []
+        """The others."""
         self._wanting: dict[str, list[tuple[Inbox, str]]] = {}
-        """The handlers of each topic, with the source: a node may have many patterns, and most topics repeat."""
+        """The handlers of each topic, with the source: most topics repeat."""
         self._unmatched: list[Arrival] = []
         self._unmatched_timer: asyncio.TimerHandle | None = None
         self._keeps_unmatched = False
@@ -134,6 +149,8 @@ class Reception:
     def subscribe(self, pattern: str, handler: Handler) -> None:
         """Also handles messages that arrived before and matched no pattern."""
         inbox = Inbox(pattern, handler, self.receipts, self._load)
+        alike = self._with_wildcards if has_wildcards(pattern) else self._of_topic.setdefault(pattern, [])
+        alike.append(len(self._inboxes))
         self._inboxes.append(inbox)
         self._wanting.clear()
         unmatched, self._unmatched = self._unmatched, []
@@ -156,8 +173,10 @@ class Reception:
         wanting = self._wanting.get(topic)
         if wanting is None:
             if len(self._wanting) >= TOPICS_COUNT_MAX:
-                self._wanting.clear()
-            wanting = [(inbox, inbox.source_of(topic)) for inbox in self._inboxes if matches(inbox.pattern, topic)]
+                del self._wanting[next(iter(self._wanting))]
+            numbers = [one for one in self._with_wildcards if matches(self._inboxes[one].pattern, topic)]
+            numbers = sorted([*numbers, *self._of_topic.get(topic, ())])
+            wanting = [(self._inboxes[one], self._inboxes[one].source_of(topic)) for one in numbers]
             self._wanting[topic] = wanting
         return wanting
 
@@ -249,18 +268,29 @@ class Inbox:
             if not self._waiting.is_ready or len(self._handling) >= HANDLED_COUNT_MAX:
                 await self._wait()
                 continue
-            # Start the next call only when this one has reached its first wait: that is the promised order.
-            began = asyncio.get_running_loop().create_future()
+            await self._start_some()
+
+    async def _start_some(self) -> None:
+        """Calls handlers, each when the one before has reached its first wait: that is the promised order. The event
+        loop begins new tasks in the order in which they were made, and then goes on here."""
+        loop = asyncio.get_running_loop()
+        begun: list[tuple[asyncio.Task[None], Arrival]] = []
+        put_back: list[tuple[str, Arrival]] = []
+        room = min(STARTED_MAX, HANDLED_COUNT_MAX - len(self._handling))
+        while self._waiting.is_ready and len(begun) < room:
             source, arrival = self._waiting.pop()
             self._load.cost -= _cost(arrival)
-            task = asyncio.get_running_loop().create_task(
-                self._deal_with(source, arrival, began), name=f"handler of {self.pattern}"
-            )
+            work = self._deal_with(source, arrival, put_back)
+            task = loop.create_task(work, name=f"handler of {self.pattern}")
+            begun.append((task, arrival))
             self._handling[task] = source
             self._busy[source] = self._busy.get(source, 0) + 1
             self._hold_or_release(source)
             task.add_done_callback(self._ended)
-            await began
+        await asyncio.sleep(0)
+        for source, arrival in reversed(put_back):
+            self._put_first(source, arrival)
+        for task, arrival in begun:
             if not task.done():
                 # The handler has the message's order fixed and waits for the disk. Early ones after it need not wait.
                 self._reoffer(arrival.message.topic)
@@ -295,9 +325,11 @@ class Inbox:
                 {"message": f"{self.pattern}: handling a message failed", "exception": error, "task": task}
             )
 
-    async def _deal_with(self, source: str, arrival: Arrival, began: asyncio.Future[None]) -> None:
-        began.set_result(None)
-        if await self._offer(source, arrival):
+    async def _deal_with(self, source: str, arrival: Arrival, put_back: list[tuple[str, Arrival]]) -> None:
+        if source in self._pausing:
+            # The one before it has just failed, and goes first when it is tried again.
+            put_back.append((source, arrival))
+        elif await self._offer(source, arrival):
             self._settle(arrival)
             self._reoffer(arrival.message.topic)
 
@@ -396,10 +428,13 @@ class Inbox:
         if again:
             source = self.source_of(topic)
             for arrival in reversed(again):
-                self._waiting.put_first(source, arrival, _cost(arrival))
-                self._load.count += 1
-                self._load.cost += _cost(arrival)
-            self._wake.set()
+                self._put_first(source, arrival)
+
+    def _put_first(self, source: str, arrival: Arrival) -> None:
+        self._waiting.put_first(source, arrival, _cost(arrival))
+        self._load.count += 1
+        self._load.cost += _cost(arrival)
+        self._wake.set()
 
 
 def _cost(arrival: Arrival) -> int:

@@ -1,4 +1,4 @@
-"""Maps plain JSON of devices to our messages, and our messages to their JSON. Pure.
+"""Maps plain JSON or binary payloads of devices to our messages, and our messages to their JSON. Pure.
 
     {"agent_id": "drone-001", "level": 87.5}   on agents/drone-001/battery   ->  BatteryMeasured(percent=87.5)
     {"type": "StartMission", "mission": "M1"}  on agents/drone-001/command   ->  StartMission(mission="M1")
@@ -21,6 +21,7 @@ from stigmergy.agents.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode
 from stigmergy.agents.messages import Command, Event, Message
 from stigmergy.base.errors import Malformed, TooLarge, UnknownTag
 from stigmergy.bus.cloudevents import read_json
+from stigmergy.bus.layout import PayloadLayout
 from stigmergy.bus.port import BusMessage
 from stigmergy.bus.topics import TopicTemplate, fill_address
 
@@ -39,6 +40,8 @@ class DeviceEvent(Struct, frozen=True):
     fields: Mapping[str, str]
     same: Mapping[str, str]
     """By place of the topic: the path where the JSON must have the same value."""
+    layout: PayloadLayout | None = None
+    """The payload is binary, and its values are these, not JSON."""
 
 
 class DeviceCommands(Struct, frozen=True):
@@ -69,7 +72,7 @@ class DeviceOrder(Struct, frozen=True):
 
 def read_device_event(spec: DeviceEvent, places: Mapping[str, str], payload: bytes) -> tuple[str, Event]:
     """The agent and the event of a device's message. Raises PeerError with the reason."""
-    document = read_json(payload, MESSAGE_BYTES_MAX)
+    document = read_json(payload, MESSAGE_BYTES_MAX) if spec.layout is None else spec.layout.read(payload)
     _check_same(spec.same, places, document)
     event: Event = _convert(document, spec.event, spec.fields)
     if len(payload) > SURELY_SMALL_BYTES and (size_bytes := len(encode(event))) > MESSAGE_BYTES_MAX:

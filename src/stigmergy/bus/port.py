@@ -190,6 +190,11 @@ def check_message(message: BusMessage) -> None:
         raise TooLarge(f"{message.topic}: properties of {headers} bytes, at most {PROPERTIES_BYTES_MAX}")
 
 
+def has_wildcards(pattern: str) -> bool:
+    """Whether a valid pattern matches other topics than the one of the same text."""
+    return "+" in pattern or "#" in pattern
+
+
 def matches(pattern: str, topic: str) -> bool:
     """Whether a pattern matches a topic. Both must be valid."""
     wanted, found = pattern.split("/"), topic.split("/")

@@ -27,6 +27,7 @@ from msgspec import Struct
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.effects import PUBLISH
 from stigmergy.agents.messages import category_of
+from stigmergy.agents.raw import BUS
 from stigmergy.base.errors import LinkDown, Malformed, NotRunning, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.cloudevents import (
@@ -191,17 +192,21 @@ class Publisher:
         self.owed = 0
         self.counters = PublisherCounters()
 
-    def recall(self, state: ShardState, stored: Iterable[StoredCommit]) -> None:
+    def recall(
+        self, state: ShardState, stored: Iterable[StoredCommit], stays: Callable[[str, str], bool] = lambda *_: False
+    ) -> None:
         """Reads from the log, before the start, the last message of earlier runs on each topic.
 
         Without it the first message of this run would have no `previous`, and a receiver whose broker redelivers late
-        would accept it as the next one.
+        would accept it as the next one. What `stays` here was never sent, so nobody waits for it.
         """
         for one in stored:
             commit = open_commit(one.sealed.body)
             for owed in commit.owed:
                 if owed.sink == PUBLISH and state.outbox.get(PUBLISH, owed.sequence) is None:
-                    about, _ = _published.decode(owed.body)
+                    about, event = _published.decode(owed.body)
+                    if stays(tag_of(event), BUS):
+                        continue
                     self._lane(self._topics.events(owed.agent, about)).last = (commit.incarnation, owed.sequence)
 
     def start(self) -> None:

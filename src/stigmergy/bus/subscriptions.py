@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 from stigmergy.agents.messages import Command, Event, Message, is_number
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import DefinitionError
+from stigmergy.bus.layout import PayloadLayout
 from stigmergy.bus.mapping import DeviceCommands, DeviceEvent, DeviceOrder
 from stigmergy.bus.presence import MemberJoined, MemberLeft
 from stigmergy.bus.topics import AGENTS, Channel, TopicTemplate, escape, places_of, read_template
@@ -126,18 +127,21 @@ class Subscriptions:
         event: type[Event],
         fields: Mapping[str, str] | None = None,
         same: Mapping[str, str] | None = None,
+        layout: PayloadLayout | None = None,
     ) -> None:
-        """Makes plain JSON of a device on a topic an event that `to` has observed.
+        """Makes plain JSON of a device on a topic an event that `to` has observed; with `layout`, a binary payload.
 
-        `fields` gives the path of each field of the event in the JSON; `same` the places of the topic that the JSON
-        must agree with. Such a message has no number: if a broker repeats it, it is observed twice.
+        `fields` gives the path of each field of the event in the JSON, or its name in the layout; `same` the places of
+        the topic that it must agree with. Such a message has no number: if a broker repeats it, it is observed twice.
         """
         template = read_template(topic, escaped=False)
         plan = self._check_to("device", topic, to, template.names)
         _check_fields("device", event, fields or {})
         self._check_known("device", plan, event)
         _check_places("device", topic, same or {}, template.names)
-        self.device_events.append(DeviceEvent(template, to, event, dict(fields or {}), dict(same or {})))
+        if layout is not None:
+            _check_layout(topic, event, fields or {}, layout)
+        self.device_events.append(DeviceEvent(template, to, event, dict(fields or {}), dict(same or {}), layout))
 
     def device_commands(
         self,
@@ -221,6 +225,18 @@ def _check_fields(method: str, event: type[Message], fields: Mapping[str, str]) 
     for name in fields:
         if name not in known:
             raise DefinitionError(f"{method}: {event.__name__} has no field {name!r}; it has {', '.join(known)}")
+
+
+def _check_layout(topic: str, event: type[Event], fields: Mapping[str, str], layout: PayloadLayout) -> None:
+    if not isinstance(layout, PayloadLayout):
+        raise DefinitionError(f"device({topic!r}): layout={layout!r}; give PayloadLayout(…)")
+    for field in structs.fields(event):
+        name = fields.get(field.name, field.name)
+        if name not in layout.names and field.required:
+            raise DefinitionError(
+                f"device({topic!r}): {event.__name__}.{field.name} is not in the layout, which has "
+                f"{', '.join(layout.names)}; name it there, or give fields={{{field.name!r}: …}}"
+            )
 
 
 def _check_places(method: str, topic: str, same: Mapping[str, str], places: Sequence[str]) -> None:

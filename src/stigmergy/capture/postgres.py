@@ -109,7 +109,7 @@ class PostgresWriter:
             self._check_follows(after[commit.shard], commit)
             after[commit.shard] = Captured(commit.position, commit.digest)
             for kept in commit.events:
-                if self._tables.takes(kept.tag):
+                if self._tables.takes(kept.tag, kept.body):
                     table, row = self._tables.row_of(commit.shard, commit.position, kept)
                     rows.setdefault(table.name, (table, []))[1].append(row)
         with _explained(self.schema), connection.transaction():

@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct, inspect, structs
 from stigmergy.agents.codec import UNDECODABLE
 from stigmergy.agents.messages import Event, loaded_events, newer_version, resolve_hints, spec_of, to_newest
 from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.raw import CAPTURE, RawGuard, inner_tag
 from stigmergy.audit.listing import readable_fields
 from stigmergy.base.errors import ConfigError
 from stigmergy.shard.commit_reader import KeptEvent
@@ -87,9 +88,12 @@ OTHERS = SqlTable(
 class EventTables:
     """Which table each event of a fleet goes into, and its row there."""
 
-    def __init__(self, plans: Mapping[str, AgentPlan], only: Sequence[str] = ()) -> None:
-        """`only` names the event types that are captured; none: all events of the log. Raises ConfigError for a type
-        that has no table, or shares it with another."""
+    def __init__(
+        self, plans: Mapping[str, AgentPlan], only: Sequence[str] = (), raw_may_leave: Sequence[str] = ()
+    ) -> None:
+        """`only` names the event types that are captured; none: all events of the log, but raw ones that no rule lets
+        out. Raises ConfigError for a type that has no table, or shares it with another, or is raw and named."""
+        self._guard = RawGuard(plans, raw_may_leave)
         self._plans = plans
         self._tables: dict[type[Event], SqlTable] = {}
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {}
@@ -101,15 +105,24 @@ class EventTables:
             if name not in known:
                 raise ConfigError(f"--only {name}: the fleet has no such event; it has {', '.join(sorted(known))}")
         self._wanted = [spec_of(known[name]).name for name in self.only]
+        self._guard.check(CAPTURE, self._wanted)
+        self.left_out = [] if self.only else self._guard.kept_back(CAPTURE)
+        """Raw kinds that stay where they are."""
 
     @property
     def tables(self) -> list[SqlTable]:
         """Those of the types that the fleet's modules define, as far as they are captured; by name."""
-        wanted = [table for table in self._tables.values() if not self.only or table.event in self.only]
+        wanted = [
+            table
+            for cls, table in self._tables.items()
+            if (not self.only or table.event in self.only) and not self._guard.stays(spec_of(cls).tag, CAPTURE)
+        ]
         return sorted([*wanted, OTHERS], key=lambda table: table.name)
 
-    def takes(self, tag: str) -> bool:
-        """Whether events with this tag are captured."""
+    def takes(self, tag: str, body: bytes = b"") -> bool:
+        """Whether events with this tag are captured; not those of the runtime whose `body` carries raw ones."""
+        if self._guard.stays(inner_tag(body) if body else tag, CAPTURE):
+            return False
         return not self.only or tag.partition("@")[0] in self._wanted
 
     def row_of(self, shard: int, position: int, kept: KeptEvent) -> tuple[SqlTable, Row]:

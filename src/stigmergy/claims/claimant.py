@@ -421,7 +421,10 @@ class Claimant:
         reason = why_denied(denied.reason, standing, holder, left_s, place, len(denied.standings))
         if not self._view.is_up:
             reason = f"{reason}. {NOT_UP}"
-        return Denied(claim=field, resource=resource, reason=reason, holder=holder, held_s_max=left_s, place=place)
+        full = denied.reason == acquisitions.QUEUE_FULL
+        return Denied(
+            claim=field, resource=resource, reason=reason, holder=holder, held_s_max=left_s, place=place, full=full
+        )
 
     def _left_s(self, standing: acquisitions.CurrentHolder, now_ns: int) -> float:
         over_ns = self._view.over_ns(standing.resource, standing.began)

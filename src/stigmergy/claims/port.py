@@ -41,7 +41,7 @@ Heard = Callable[[int], None]
 """Called on the event loop with the position of the last entry, as far as we know."""
 
 
-class Ledger(Protocol):
+class LedgerPort(Protocol):
     """An ordered log that several append to and everybody reads. One connection to it.
 
     Ordering: every entry has a position, from 1 upward. Positions only grow, and there may be gaps, which readers must
@@ -109,7 +109,7 @@ class Ledger(Protocol):
 
 
 @runtime_checkable
-class SignedLedger(Ledger, Protocol):
+class SignedLedger(LedgerPort, Protocol):
     """A ledger whose appends are signed by their writer. Give it the node's key before the first call."""
 
     def sign_with(self, signer: Signer, trusted: Sequence[bytes] = ()) -> None:

@@ -27,7 +27,7 @@ from stigmergy.base.errors import (
 from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
 from stigmergy.claims.entries import Checkpointed, ClaimantName, Verify, claimant_of
-from stigmergy.claims.port import Ledger, LedgerCheckpoint
+from stigmergy.claims.port import LedgerCheckpoint, LedgerPort
 from stigmergy.claims.rules import (
     Fate,
     FoldStep,
@@ -97,7 +97,7 @@ class LedgerFollower:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: LedgerPort,
         signer: Signer,
         verify: Verify,
         heard: Callable[[Sequence[FoldStep]], None],

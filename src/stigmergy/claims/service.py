@@ -27,7 +27,7 @@ from stigmergy.base.trust import Signer, Verifier
 from stigmergy.claims.claimant import Belief, Claimant, Owes, Told
 from stigmergy.claims.entries import Checkpointed, ClaimantName, Expire, WriterList
 from stigmergy.claims.observer import LeaseObserver
-from stigmergy.claims.port import Ledger
+from stigmergy.claims.port import LedgerPort
 from stigmergy.claims.reader import LedgerFollower
 from stigmergy.claims.rules import FoldStep
 from stigmergy.claims.state import Claims as ClaimsState
@@ -76,7 +76,7 @@ class ClaimService:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: LedgerPort,
         signer: Signer,
         verifier: Verifier,
         monotonic_ns: Callable[[], int],

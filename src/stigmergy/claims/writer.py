@@ -18,7 +18,7 @@ from msgspec import Struct
 from stigmergy.base.errors import LedgerError, LedgerUnavailable, LedgerUnknown
 from stigmergy.base.trust import Signer
 from stigmergy.claims.entries import ClaimBody, Move, write_records, writer_id
-from stigmergy.claims.port import Ledger
+from stigmergy.claims.port import LedgerPort
 from stigmergy.metrics.histogram import Histogram
 
 # Back-off between tries of a ledger.
@@ -66,7 +66,7 @@ class ClaimWriter:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: LedgerPort,
         signer: Signer,
         incarnation: int,
         monotonic_ns: Callable[[], int],

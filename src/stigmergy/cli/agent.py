@@ -19,6 +19,7 @@ from stigmergy.app.fleet import inspect_all
 from stigmergy.audit.history import History, Moment, read_at
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError
+from stigmergy.cli.api.explain import explain_event
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, shown, shown_fields
 from stigmergy.cli.display.places import (
@@ -122,11 +123,13 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "explain",
         run=explain,
-        help="show how an agent came to be as it is",
-        description="Shows the inputs, events and effects that led to an agent's state, oldest first.",
-        epilog="example:\n  stigmergy explain Drone/D-17 --limit 5\n",
+        help="show how an agent came to be as it is, or the chain behind an event",
+        description="Shows the inputs, events and effects that led to an agent's state, oldest first; or, of an event, "
+        "the chain from what was sensed over the model that was asked to what was done.",
+        epilog="examples:\n  stigmergy explain Drone/D-17 --limit 5\n"
+        "  stigmergy explain 412.1           the event at this place, as `stigmergy log show` writes it\n",
     )
-    parser.add_argument("agent", metavar="KIND/NAME", help="which agent, such as Drone/D-17")
+    parser.add_argument("agent", metavar="KIND/NAME|EVENT", help="an agent, or the place of an event: 412.1, 3:412.1")
     parser.add_argument("--at", metavar="POSITION", type=int, help="as it was after the commit at this position")
     parser.add_argument("--limit", metavar="N", type=int, default=20, help="so many entries of its log (20)")
     add_place(parser, nats=True)
@@ -139,6 +142,10 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("agent", metavar="KIND/NAME", help="which agent, such as Drone/D-17")
     add_place(parser, nats=True)
+
+
+EVENT_PLACE = re.compile(r"(?:(\d{1,9}):)?(\d{1,18})(?:\.(\d{1,9}))?", re.ASCII)
+"""Where an event is in the log."""
 
 
 def send(arguments: argparse.Namespace, output: Output) -> int:
@@ -233,7 +240,9 @@ def list_agents(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def explain(arguments: argparse.Namespace, output: Output) -> int:
-    """Shows how an agent came to be as it is."""
+    """Shows how an agent came to be as it is, or the chain behind an event."""
+    if (place := EVENT_PLACE.fullmatch(arguments.agent)) is not None:
+        return explain_event(arguments, int(place[1] or 0), int(place[2]), int(place[3] or 0), output)
     request = ExplainRequest(agent=arguments.agent, position=arguments.at, limit=arguments.limit)
     found = ask(find_place(arguments), request)
     output.document(found)

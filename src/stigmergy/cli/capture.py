@@ -12,9 +12,10 @@ import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
+from stigmergy.agents.view import plan_of
 from stigmergy.app.captures import ViewCapture, open_log
 from stigmergy.app.fleet import Fleet, control_path
-from stigmergy.app.views import open_view_store
+from stigmergy.app.views import check_raw_views, open_view_store
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.capture.log import Capture, CaptureLog
@@ -76,7 +77,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 def _capture(arguments: argparse.Namespace, fleet: Fleet, only: list[str], output: Output) -> int:
     schema = arguments.schema or snake_case(fleet.name)
-    tables = EventTables(fleet.plans, only)
+    rules = (config_of(arguments).settings or fleet.settings).raw_may_leave
+    tables = EventTables(fleet.plans, only, rules)
+    if arguments.view:
+        check_raw_views([one for one in fleet.views if plan_of(one).name == arguments.view], fleet, rules, arguments.to)
+    elif tables.left_out:
+        LOG.say("raw-withheld", f"left out, as they are raw and stay on their device: {', '.join(tables.left_out)}")
     writer = PostgresWriter(arguments.to, schema, tables, CaptureSource(fleet.name, fleet.shards))
     url = find_journal(arguments)
     socket = arguments.socket or control_path(url, fleet.name)

@@ -29,8 +29,9 @@ from stigmergy.bus.cloudevents import JSON, CloudEvent, write_structured
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import GOOD, NAME, Output, Progress, counted, json_line, printable_json, shown_bytes
 from stigmergy.cli.display.places import add_place, ask_stream, closing_journal, config_of, find_journal, find_running
-from stigmergy.control.protocol import ExportRequest, FlightRequest, read_item
+from stigmergy.control.protocol import ExportRequest, FlightRequest
 from stigmergy.control.replies import filled
+from stigmergy.control.router import read_item
 from stigmergy.journal.port import Journal
 from stigmergy.shard.commit import Commit
 

@@ -1,9 +1,10 @@
-"""`stigmergy ledger`: shows a ledger on NATS, and who may write to it."""
+"""`stigmergy ledger`: entries of a ledger of the fleet's own; and a ledger on NATS, and who may write."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +14,39 @@ from stigmergy.app.fleet import NodeConfig, find_node_config, fingerprint, load_
 from stigmergy.app.ledgers import LedgerLook, change_writers, look_at_ledger
 from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
-from stigmergy.cli.display.output import BAD, GOOD, NAME, Output, counted
-from stigmergy.cli.display.places import config_of, fleet_name
+from stigmergy.cli.display.output import BAD, GOOD, NAME, Output, counted, shown
+from stigmergy.cli.display.places import add_place, ask, config_of, find_place, fleet_name
+from stigmergy.control.protocol import LedgerRequest
 
 EXAMPLES = """examples:
+  stigmergy ledger incidents --follow                   the entries of a ledger of the fleet's own, from a running node
+  stigmergy ledger incidents --nats nats://hub:4222 --fleet city:fleet --json
   stigmergy ledger show --name delivery --ledger nats://hub:4222
   stigmergy ledger enrol gateway-4.pub --with gateway-1.key --name delivery --ledger nats://hub:4222
   stigmergy ledger revoke gateway-2.pub --with gateway-1.key --name delivery --ledger nats://hub:4222
 """
+ENTRIES = "entries"
+ACTIONS = (ENTRIES, "show", "enrol", "revoke")
+FOLLOW_S = 0.5
 
 
 def add_commands(commands: Any) -> None:
     """Adds `ledger` and what is under it."""
     group = commands.add_parser(
         "ledger",
-        help="show a ledger on NATS, and change who may write to it",
-        description="Reads and verifies a ledger on NATS, and changes who may write to it.",
+        help="the entries of a ledger; show one on NATS, and change who may write to it",
+        description="Shows entries of a ledger of the fleet's own. Reads and verifies a ledger on NATS, and says and "
+        "changes who may write to it.",
         epilog=EXAMPLES,
     )
     actions = group.add_subparsers(metavar="ACTION", required=True)
+    parser = actions.add_parser(ENTRIES, run=entries, help="the entries of a ledger of the fleet's own")
+    parser.add_argument("ledger", metavar="LEDGER", help="which, such as incidents; `ledger incidents` is short for it")
+    parser.add_argument("--after", metavar="POSITION", type=int, help="those behind this position; else the last ones")
+    parser.add_argument("--limit", metavar="N", type=int, default=100, help="so many at most (100)")
+    parser.add_argument("--fresh", action="store_true", help="what a majority of its servers knows at this moment")
+    parser.add_argument("--follow", action="store_true", help="go on with what is entered from now on")
+    add_place(parser, nats=True)
     parser = actions.add_parser("show", run=show, help="read and verify it, and say who may write")
     _add_place(parser)
     for name, what, run in (
@@ -44,6 +59,35 @@ def add_commands(commands: Any) -> None:
             "--with", dest="signing", metavar="FILE", type=Path, required=True, help="a private key that may write"
         )
         _add_place(parser)
+
+
+def with_action(given: list[str]) -> list[str]:
+    """`ledger incidents` as `ledger entries incidents`."""
+    if given[:1] != ["ledger"] or len(given) < 2 or given[1].startswith("-") or given[1] in ACTIONS:
+        return given
+    return ["ledger", ENTRIES, *given[1:]]
+
+
+def entries(arguments: argparse.Namespace, output: Output) -> int:
+    """Shows entries, and those that are entered meanwhile."""
+    place, after, latest = find_place(arguments), arguments.after or 0, arguments.after is None
+    while True:
+        request = LedgerRequest(
+            ledger=arguments.ledger, after=after, limit=arguments.limit, latest=latest, fresh=arguments.fresh
+        )
+        found = ask(place, request)
+        after, latest = found.entries[-1].position if found.entries else max(after, found.position), False
+        if not arguments.follow:
+            output.document(found)
+        for one in found.entries:
+            if arguments.follow:
+                output.document(one)
+            fields = ", ".join(f"{name}={shown(value)}" for name, value in one.entry.items())
+            output.line((f"{one.position:>8,}", NAME), f"  {fields}  by {one.proposer}")
+        if not arguments.follow:
+            return exits.OK
+        if len(found.entries) < arguments.limit:
+            time.sleep(FOLLOW_S)
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import getpass
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from stigmergy.app.parts import shown_url
 from stigmergy.audit.flight import FlightVerification, FlightVerified
 from stigmergy.audit.flight_format import FlightSection
 from stigmergy.audit.history import read_moment
-from stigmergy.audit.listing import EntryFilter, LogEntry, list_log, readable_time
+from stigmergy.audit.listing import OURS, EntryFilter, LogEntry, list_log, readable_time
 from stigmergy.audit.verification import NOT_BY_KEY, Verification
 from stigmergy.base.errors import ConfigError, JournalCorrupt, NotRunning
 from stigmergy.cli import export
@@ -57,10 +57,9 @@ from stigmergy.control.protocol import (
     Request,
     UnholdRequest,
     VerifyRequest,
-    read_item,
 )
 from stigmergy.control.replies import VerifiedHead, VerifiedSigner, VerifyReply, filled
-from stigmergy.control.router import added_verifications
+from stigmergy.control.router import added_verifications, read_item
 
 # `stigmergy log verify FILE …`: verifies flight logs, each by itself, and that several follow each other. It needs
 # neither the journal nor the fleet's classes: only the file, and a public key from elsewhere to prove whose log it is.
@@ -303,10 +302,13 @@ def show(arguments: argparse.Namespace, output: Output) -> int:
     """Lists the log."""
     wanted = filled(EntryFilter, arguments)
     path = find_running(arguments)
-    listing, entries = Listing[LogEntry](), _from_journals(arguments, wanted) if path is None else iter(())
-    if path is not None:
-        listing = ask_list(path, filled(LogRequest, wanted))
-        entries = iter(listing.items)
+    listing, entries = _entries(arguments, path, wanted)
+    if wanted.type is not None and "." not in wanted.type:
+        first = next(entries, None)
+        if first is None and not listing.missing:  # it may be one of the framework's
+            listing, entries = _entries(arguments, path, structs.replace(wanted, type=f"{OURS}{wanted.type}"))
+        elif first is not None:
+            entries = chain([first], entries)
     if output.json:
         for entry in entries:
             output.document(entry)
@@ -317,6 +319,15 @@ def show(arguments: argparse.Namespace, output: Output) -> int:
     elif listing.is_empty:
         output.note("nothing in the log is like that")
     return listing.end(output)
+
+
+def _entries(
+    arguments: argparse.Namespace, path: Path | None, wanted: EntryFilter
+) -> tuple[Listing[LogEntry], Iterator[LogEntry]]:
+    if path is None:
+        return Listing[LogEntry](), _from_journals(arguments, wanted)
+    listing = ask_list(path, filled(LogRequest, wanted))
+    return listing, iter(listing.items)
 
 
 def _from_journals(arguments: argparse.Namespace, wanted: EntryFilter) -> Iterator[LogEntry]:

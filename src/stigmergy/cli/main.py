@@ -41,7 +41,7 @@ from stigmergy.cli import (
 from stigmergy.cli.api import profile, proto, serve, token, trace, view, workflows
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
-from stigmergy.cli.stores import blob, restore
+from stigmergy.cli.stores import blob, model, restore
 
 GROUPS = (
     new,
@@ -68,6 +68,7 @@ GROUPS = (
     ledger,
     doctor,
     keys,
+    model,
     sim,
     compile,
     proto,
@@ -139,7 +140,7 @@ def _let_go_of_stdout() -> None:
 
 def _run(given: list[str], output: Output) -> int:
     parser = build_parser()
-    parsed = parser.parse_args(given)
+    parsed = parser.parse_args(ledger.with_action(given))
     parsed.parser = parser  # completion reads it
     if not hasattr(parsed, "run"):
         parser.print_help(sys.stderr if output.json else sys.stdout)

@@ -27,6 +27,7 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.logs import add_log, log_of
 from stigmergy.cli.display.output import GOOD, NAME, WARN, Output, counted, shown_bytes, version
 from stigmergy.cli.display.places import (
+    add_models,
     add_peer_keys,
     config_of,
     fleet_spec,
@@ -99,6 +100,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--ledger", metavar="URL", help="the ledger of claims, such as sqlite:ledger.db")
     add_peer_keys(parser)
+    add_models(parser)
     parser.add_argument(
         "--copies",
         metavar="URL",
@@ -146,6 +148,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         uplink_to=arguments.uplink_to,
         collect_from=arguments.collect_from,
         blobs=arguments.blobs,
+        models=arguments.models,
+        model_keys=tuple(arguments.model_key),
         take_over=arguments.take_over,
     )
     running = Running(
@@ -167,8 +171,13 @@ def _tell_unused(fleet: Fleet, node_config: NodeConfig) -> None:
     if node_config.mesh is not None and not any(plan.shared for plan in plans):
         text = f"no agent of {fleet.name} has a Shared field: the mesh {node_config.mesh} is not used"
         LOG.say("option-unused", text)
-    if node_config.ledger is not None and not any(plan.ordered for plan in plans):
-        text = f"no agent of {fleet.name} has an Ordered field: nobody asks {node_config.ledger}"
+    if node_config.ledger is not None and not fleet.ledgers and not any(plan.ordered for plan in plans):
+        text = f"no agent of {fleet.name} has an Ordered field, and it has no Ledger: nobody asks {node_config.ledger}"
+        LOG.say("option-unused", text)
+    if node_config.models is not None and not fleet.models:
+        text = (
+            f"no agent of {fleet.name} has a handler for an Inferred[…]: nobody asks the models at {node_config.models}"
+        )
         LOG.say("option-unused", text)
 
 
@@ -262,7 +271,8 @@ class NodeRun:
         from stigmergy.serve.server import ApiServer
 
         agents = live.host.settings.metrics.agents
-        api = ApiServer(self._fleet, NodeAsker(service), self._serving, live.blobs, collected, agents=agents)
+        options = (NodeAsker(service), self._serving, live.blobs, collected)
+        api = ApiServer(self._fleet, *options, agents=agents, raw_may_leave=live.host.settings.raw_may_leave)
         tell_serving(self._output, self._fleet.name, await api.start())
         return api
 

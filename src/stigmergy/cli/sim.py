@@ -9,6 +9,7 @@ import faulthandler
 import os
 import re
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     seeds = [arguments.seed] if arguments.seed is not None else read_seeds(arguments.seeds or SEEDS)
     _check_page(arguments.html)
     jobs = arguments.jobs or os.cpu_count() or 1
-    with Progress(output, "simulating", "seeds") as progress:
+    with _sigterm_interrupts(), Progress(output, "simulating", "seeds") as progress:
         campaign = run_campaign(
             arguments.scenario,
             options,
@@ -100,6 +101,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             lambda text: output.note(text, WARN),
             arguments.hang_s,
         )
+    if campaign.interrupted:
+        _show(arguments.scenario, options, campaign, None, None, output)
+        output.note(f"interrupted after {len(campaign.results)} of {counted(len(seeds), 'seed')}", WARN)
+        return exits.INTERRUPTED
     shrunk = None
     if campaign.ended and not arguments.no_shrink:
         shrunk = _shrink(scenario, options, campaign.ended[0], arguments.hang_s, output)
@@ -161,6 +166,20 @@ def _wants_timeline(arguments: argparse.Namespace, campaign: Campaign, output: O
     if arguments.html is not None or arguments.serve is not None:
         return True
     return not output.json and (arguments.seed is not None or bool(campaign.failing))
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM is as good as Ctrl-C: what was found so far is shown."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -245,6 +264,7 @@ def _show(
         {
             "scenario": name,
             "seeds": len(campaign.results),
+            "interrupted": campaign.interrupted,
             "violations": sum(len(result.violations) for result in failing),
             "failing": [
                 {

@@ -19,6 +19,7 @@ import msgspec
 
 from stigmergy.app.fleet import Fleet, load_signer
 from stigmergy.app.ledgers import admit_writers
+from stigmergy.app.node_config import ledgers_at
 from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.cli.api.serve import add_serving, refuse_unserved, serving_of, serving_options
@@ -304,8 +305,9 @@ class _Cluster:
             own = self._folder.path / f"gateway-{site}" / f"{name}.key"
             own.parent.mkdir(mode=0o700, exist_ok=True)
             keys.append(load_signer(Path(configured) if configured else own, create=True).public_key)
-        admitting = admit_writers(self._folder.kept_url, name, signer, keys)
-        await asyncio.to_thread(asyncio.run, admitting)  # opening a ledger waits for its servers
+        for url, log in ledgers_at(self._folder.kept_url, self._fleet):
+            # Opening a ledger waits for its servers.
+            await asyncio.to_thread(asyncio.run, admit_writers(url, log, signer, keys))
 
     def _servers_serve(self) -> bool:
         """Whether all are up; or a majority, while the others wait until they can be restarted."""

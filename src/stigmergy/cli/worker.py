@@ -23,13 +23,14 @@ from stigmergy.cli.api.metrics import MetricsReport, add_metrics, metrics_of
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.logs import add_log, log_of
 from stigmergy.cli.display.output import GOOD, NAME, Output, counted, version
-from stigmergy.cli.display.places import add_peer_keys, config_of, fleet_spec, folder_of, load_fleet
+from stigmergy.cli.display.places import add_models, add_peer_keys, config_of, fleet_spec, folder_of, load_fleet
 from stigmergy.cli.display.troubles import LOG, TroubleWatch
 from stigmergy.cli.run import run_to_the_end
 from stigmergy.cluster.worker import UNHEARD
 from stigmergy.control.live import Live
 from stigmergy.control.metrics import ProcessMetrics
 from stigmergy.metrics.samples import SampleSheet
+from stigmergy.node.needs import hasty_rules
 
 WATCH_S = 1.0
 MOVES = ("owns", "released", "lost")
@@ -66,6 +67,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--site", metavar="NAME", help="the site of the fleet; part of all its topics")
     parser.add_argument("--ledger", metavar="URL", help="the ledger of claims, such as nats://hub:4222")
     add_peer_keys(parser)
+    add_models(parser)
     parser.add_argument(
         "--upgrade", action="store_true", help="run beside workers with other agents or versions, to replace them"
     )
@@ -78,7 +80,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     config = config_of(arguments)
     spec = fleet_spec(arguments, config)
     fleet = load_fleet(spec, folder_of(arguments))
-    given = NodeConfig(arguments.bus, arguments.site, ledger=arguments.ledger, peers=tuple(arguments.peer))
+    given = NodeConfig(
+        arguments.bus,
+        arguments.site,
+        ledger=arguments.ledger,
+        peers=tuple(arguments.peer),
+        models=arguments.models,
+        model_keys=tuple(arguments.model_key),
+    )
     report = WorkerReport(fleet, output, metrics_of(arguments, config, None, fleet))
     worker = NatsWorker(
         fleet,
@@ -166,6 +175,8 @@ class WorkerReport:
             f", kept {kept}",
             document=self._document("connected", fields),
         )
+        for sentence in hasty_rules(self.fleet) if copies > 1 else ():
+            LOG.say("start-notice", sentence)
 
     def stopped(self) -> None:
         """It is over, in good order."""
@@ -229,6 +240,8 @@ def _say(output: Output, event: str, fields: dict[str, Any], document: dict[str,
             said = {"unheard" if fields["reason"] == UNHEARD else "device-failed": fields["reason"]}
         case "prepares":
             said = {"agents-compiled": fields["what"]}
+        case "notice":
+            said = {"start-notice": fields["what"]}
         case _:
             said = {}
     output.document(document)

@@ -31,6 +31,7 @@ from stigmergy.base.system import SystemClock, SystemEntropy
 from stigmergy.bus.presence import Member
 from stigmergy.control.protocol import (
     AgentsRequest,
+    LedgerRequest,
     ObserveRequest,
     Request,
     SendRequest,
@@ -40,6 +41,7 @@ from stigmergy.control.protocol import (
 )
 from stigmergy.control.replies import ViewReply
 from stigmergy.diagnostics.logger import Log
+from stigmergy.ledgers.records import ShownLedger
 from stigmergy.node.intake import checked_address, written
 from stigmergy.node.tracer import active_context
 from stigmergy.node.watching import ANY_TOPIC, Watching
@@ -258,6 +260,14 @@ class Client(abc.ABC):
     async def ask_view(self, request: ViewRequest) -> ViewReply:
         """A page of the rows of a view, as the control protocol has it: for views whose class is not at hand."""
         return await self._ask(request, None, f"view {request.view}", "ask again")
+
+    async def ledger_entries(
+        self, ledger: str, *, after: int = 0, limit: int = 100, latest: bool = False, fresh: bool = False
+    ) -> ShownLedger:
+        """Entries of a ledger of the fleet's own behind a position, or the latest. A bus and gRPC cannot be asked for
+        this."""
+        request = LedgerRequest(ledger=ledger, after=after, limit=limit, latest=latest, fresh=fresh)
+        return await self._ask(request, None, f"ledger {ledger}", "ask again")
 
     def members(self) -> list[Member]:
         """The nodes that say they are there, by name; on NATS those that were heard since this client was opened; none

@@ -20,6 +20,7 @@ from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, StigmergyEr
 from stigmergy.clients.remote import ToldEvent, WantedEvents, error_of
 from stigmergy.control import protocol, replies
 from stigmergy.control.protocol import REPLY_BYTES_MAX, UnreadableReply, trace_headers
+from stigmergy.ledgers.records import ShownLedger
 
 R = TypeVar("R")
 CONNECTIONS_MAX = 100
@@ -120,6 +121,11 @@ class HttpTransport:
                 given |= {"of_node": request.node} if request.node else {}
                 answer = await self._do("GET", f"/v1/views/{quote(request.view, safe='')}", query=given)
                 found = self._read(answer, replies.ViewReply)
+            case protocol.LedgerRequest():
+                given = {"after": request.after, "limit": request.limit}
+                given |= {name: "true" for name in ("latest", "fresh") if getattr(request, name)}
+                answer = await self._do("GET", f"/v1/ledgers/{quote(request.ledger, safe='')}", query=given)
+                found = self._read(answer, ShownLedger)
             case _:
                 raise ConfigError(f"the HTTP API has no {type(request).__name__}")
         return found  # type: ignore[no-any-return]

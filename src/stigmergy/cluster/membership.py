@@ -44,7 +44,7 @@ from stigmergy.cluster.records import (
     write_record,
 )
 from stigmergy.cluster.register import Register, check_agents, check_clocks, check_folds, check_shape, is_old
-from stigmergy.store.port import NS, Entry, KeyValue, Lease
+from stigmergy.store.port import NS, KeyValue, Lease, StoredEntry
 
 # The turn to plan: one worker at a time has it, by a lease, and writes which worker each shard is for.
 #
@@ -190,6 +190,8 @@ class PlanCoordinator:
 JOIN_S_MAX = 10.0
 """What is there must be known within this time."""
 Record = TypeVar("Record", Owner, StandbyRecord)
+STOOD_S_MIN = 0.5
+"""A task that is woken so much later than it was due: this process stood still, by a busy machine or its own code."""
 WRITES_TRIED_MAX = 8
 """So often a record is written again after somebody else was faster."""
 
@@ -230,6 +232,9 @@ class WorkerMembership:
         self.why = ""
         """Why it is gone."""
         self.counters = WorkerMembershipCounters()
+        self._end_looked_ns = 0
+        """When it is looked next whether our time is over."""
+        self._stood_s, self._stood_until_ns = 0.0, 0
 
     async def join(
         self, *, other_folds: bool = False, complete: Callable[[WorkerRecord], WorkerRecord] = lambda me: me
@@ -258,6 +263,7 @@ class WorkerMembership:
         except BaseException:
             self.register.mirror.stop()
             raise
+        self._end_looked_ns = self._lease.ends_ns
         lives = (self._renew(self._lease), self.coordinating.run(), self._watch_end(self._lease))
         self._tasks = [asyncio.ensure_future(life) for life in lives]
 
@@ -353,7 +359,7 @@ class WorkerMembership:
             if found is not None:
                 await self._take_back(Owner, found)
 
-    async def _take_back(self, kind: type[Record], entry: Entry) -> bool:
+    async def _take_back(self, kind: type[Record], entry: StoredEntry) -> bool:
         """Deletes a record of ours; whether it was, and is gone."""
         record = self.register.read(kind, entry)
         if record is None or record.worker != self.me:
@@ -379,7 +385,7 @@ class WorkerMembership:
                 return
         raise StoreUnavailable("what the fleet looks like can neither be read nor written; try again")
 
-    def _check_known(self, entry: Entry) -> None:
+    def _check_known(self, entry: StoredEntry) -> None:
         """Refuses a fleet of another shape than the one that is written down."""
         try:
             known = read_record(FleetShape, FLEET, entry.value)
@@ -403,11 +409,12 @@ class WorkerMembership:
             if not self.is_held:
                 self._lose("another worker or the store has taken our lease away")
                 return
+            due_ns = self._clock.monotonic_ns() + int(pause_s * NS)
             try:
                 async with asyncio.timeout(pause_s):
                     await self._urgent.wait()
             except TimeoutError:
-                continue
+                self._note_stood(due_ns)
 
     async def _watch_end(self, lease: Lease) -> None:
         """Notices that our time is over also while a renewal is under way."""
@@ -416,10 +423,20 @@ class WorkerMembership:
             if left_ns <= 0:
                 self._lose(f"our lease could not be renewed for {self._lease_s} s")
                 return
+            self._end_looked_ns = lease.ends_ns
             await asyncio.sleep(left_ns / NS)
+
+    def _note_stood(self, due_ns: int) -> None:
+        """Notes for how long nothing of us has run: what was due is done only now."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - due_ns >= STOOD_S_MIN * NS:
+            self._stood_s, self._stood_until_ns = (now_ns - due_ns) / NS, now_ns
 
     def _lose(self, why: str) -> None:
         if not self.lost.is_set():
+            self._note_stood(self._end_looked_ns)
+            if self._stood_s and self._clock.monotonic_ns() - self._stood_until_ns < self._lease_s * NS:
+                why += f"; this process stood still for {self._stood_s:.1f} s: the machine is busy, or code blocks it"
             self.why = why
             self.lost.set()
             self._heard()

@@ -16,7 +16,7 @@ from stigmergy.base.trust import Signer, Verifier
 from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.standby import ClaimedShard
-from stigmergy.control.live import Live
+from stigmergy.control.live import Live, RunningModels
 from stigmergy.journal.port import Guard, ShardLog
 from stigmergy.network.bus_link import BusLink
 from stigmergy.network.peers import PeerProcesses
@@ -26,6 +26,7 @@ from stigmergy.node.device_tasks import Devices
 from stigmergy.node.host import Connections, Host, connections_of
 from stigmergy.node.settings import Settings
 from stigmergy.shard.inputs import EnrollSigner
+from stigmergy.shard.outbox import Pending
 from stigmergy.store.blobs import Blobs
 
 # Services of a shard's host, started and stopped in order: peers, devices, bus, replication, control. The host connects
@@ -58,7 +59,12 @@ class ShardServices:
         control_server: Callable[[Live], ShardControlServer] | None = None,
         blobs: Blobs | None = None,
         references: ReferenceTeller | None = None,
+        models: RunningModels | None = None,
+        asks: Callable[[int, Pending], None] | None = None,
     ) -> None:
+        """`models` are those of the worker, which `asks` asks for this host."""
+        self.models = models
+        self._asks = asks
         self.peers = peers
         self.devices = devices
         self.link = link
@@ -74,7 +80,8 @@ class ShardServices:
     @property
     def connections(self) -> Connections:
         """What the host calls of them."""
-        return structs.replace(connections_of(self.peers, self.link, self.replication), blobs=self._blobs)
+        found = connections_of(self.peers, self.link, self.replication)
+        return structs.replace(found, blobs=self._blobs, models=self._asks)
 
     async def start(self, live: Live) -> None:
         """Right behind the start of the host, before its first turn. Raises, with all of it ended again."""
@@ -230,6 +237,7 @@ class OwnedShard:
             peers=services.peers,
             replication=services.replication,
             references=services.references,
+            models=services.models,
         )
         await self.services.start(self.live)
         asyncio.ensure_future(self.host.wait_failure()).add_done_callback(lambda _: over())

@@ -26,7 +26,7 @@ from stigmergy.cluster.records import (
     read_record,
     worker_of,
 )
-from stigmergy.store.port import NS, Anew, Change, Complete, Entry, Gone, KeyValue, Watch
+from stigmergy.store.port import NS, Anew, Change, Complete, Gone, KeyValue, StoredEntry, Watch
 
 # A mirror of a bucket: a copy that follows the changes, and signals each. A copy is always a little behind: decide by
 # compare-and-set, or ask the store once more.
@@ -35,10 +35,10 @@ from stigmergy.store.port import NS, Anew, Change, Complete, Entry, Gone, KeyVal
 class Mirror:
     """Follows all keys of a bucket. `heard` is told of each key that has changed, with what is there now."""
 
-    def __init__(self, keys: KeyValue, heard: Callable[[str, Entry | None], None]) -> None:
+    def __init__(self, keys: KeyValue, heard: Callable[[str, StoredEntry | None], None]) -> None:
         self._keys = keys
         self._heard = heard
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, StoredEntry] = {}
         self._told: dict[str, None] | None = None
         """What was told since the last Anew; None while nothing is told anew."""
         self._complete = asyncio.Event()
@@ -62,15 +62,15 @@ class Mirror:
         if self._watch is not None:
             self._watch.stop()
 
-    def get(self, key: str) -> Entry | None:
+    def get(self, key: str) -> StoredEntry | None:
         """What is there, as far as is known."""
         return self._entries.get(key)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoredEntry]:
         """All that is there, by key."""
         return [self._entries[key] for key in sorted(self._entries)]
 
-    def forget(self, entry: Entry) -> None:
+    def forget(self, entry: StoredEntry) -> None:
         """Somebody has looked: this is not there any more. Does nothing if it was written anew meanwhile."""
         if self._entries.get(entry.key) == entry:
             self._put(entry.key, None)
@@ -79,7 +79,7 @@ class Mirror:
         match change:
             case Anew():
                 self._told = {}
-            case Entry():
+            case StoredEntry():
                 if self._told is not None:
                     self._told[change.key] = None
                 known = self._entries.get(change.key)
@@ -93,7 +93,7 @@ class Mirror:
                     self._put(key, None)
                 self._complete.set()
 
-    def _put(self, key: str, entry: Entry | None) -> None:
+    def _put(self, key: str, entry: StoredEntry | None) -> None:
         if entry is None and self._entries.pop(key, None) is None:
             return
         if entry is not None:
@@ -240,7 +240,7 @@ class Register:
         self.plan = plan
         self._heard()
 
-    def read(self, kind: type[RecordT], entry: Entry) -> RecordT | None:
+    def read(self, kind: type[RecordT], entry: StoredEntry) -> RecordT | None:
         """A record; None, and counted, for what is none."""
         try:
             return read_record(kind, entry.key, entry.value)
@@ -248,7 +248,7 @@ class Register:
             self.counters.records_malformed += 1
             return None
 
-    def _changed(self, key: str, entry: Entry | None) -> None:
+    def _changed(self, key: str, entry: StoredEntry | None) -> None:
         worker = worker_of(key)
         word, _, number = key.partition(".")
         if worker is not None:
@@ -263,7 +263,7 @@ class Register:
             _put(self._readies, int(number), None if entry is None else self.read(StandbyRecord, entry))
         self._heard()
 
-    def _member_changed(self, worker: str, entry: Entry | None) -> None:
+    def _member_changed(self, worker: str, entry: StoredEntry | None) -> None:
         member = None if entry is None else self.read(WorkerRecord, entry)
         if member is None or member.id != worker:
             self._members.pop(worker, None)

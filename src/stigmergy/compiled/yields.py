@@ -332,6 +332,10 @@ class EffectStatements(Messages):
         """One effect."""
         cls = self.message_class(node)
         if cls is None or not issubclass(cls, Effect) or not isinstance(node, ast.Call):
+            asked = self.source.resolve(node.func) if isinstance(node, ast.Call) else None
+            if hasattr(getattr(asked, "__self__", None), "__model__"):
+                self.refuse(node, "asks a model", "run agents of this kind interpreted, or let another agent ask")
+                return
             self.refuse(node, "is no effect that is made in place", "write yield SomeAction(…)")
             return
         slots = Slots()

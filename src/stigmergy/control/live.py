@@ -14,12 +14,13 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import printable
+from stigmergy.agents.ledgers import EntryT, Ledger
 from stigmergy.agents.messages import Blob, Command, Event
 from stigmergy.agents.view import plan_of
 from stigmergy.audit.blob_references import ReferenceTeller
@@ -30,6 +31,7 @@ from stigmergy.base.errors import ConfigError, NoAnswer, StigmergyError, TrustEr
 from stigmergy.bus.presence import Member
 from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.journal.signers import check_enrolment, check_revocation
+from stigmergy.ledgers.reader import LedgerReader
 from stigmergy.network.bus_link import BusLink, LinkStatus
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication, ReplicationStatus
@@ -90,6 +92,20 @@ class NodeStatus(Struct, frozen=True):
     """What does not work at present and does not mend itself, in sentences that say what to do."""
 
 
+class RunningModels(Protocol):
+    """The models of a node, as far as status and metrics go: a service, or several with what they follow."""
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def abandoned(self) -> int: ...
+
+    def loaded(self, model: str) -> list[str]: ...
+
+    def troubles(self) -> list[Trouble]: ...
+
+
 class Live:
     """The handle of a running fleet."""
 
@@ -106,6 +122,7 @@ class Live:
         copies: Callable[[], list[CopyStanding]] = list,
         views: ViewService | None = None,
         references: ReferenceTeller | None = None,
+        models: RunningModels | None = None,
     ) -> None:
         self._host = host
         self._devices = devices
@@ -125,6 +142,8 @@ class Live:
         """The read models of the fleet; None where it has none."""
         self.references = references
         """Tells the store of blobs what the log refers to; None where nobody does."""
+        self.models = models
+        """The models that its agents ask; None where they ask none."""
 
     @property
     def host(self) -> Host:
@@ -177,12 +196,20 @@ class Live:
             raise ConfigError("this node was made without a store for blobs; give its host one in `Connections`")
         return self._host.blobs
 
-    async def put(self, source: Source, *, media_type: str = "application/octet-stream", again: bool = False) -> Blob:
+    async def put(
+        self,
+        source: Source,
+        *,
+        media_type: str = "application/octet-stream",
+        again: bool = False,
+        reader: bytes | str | None = None,
+    ) -> Blob:
         """Stores bytes, a file (a Path) or the chunks of an async iterator, before you send what refers to them.
 
-        The same bytes are stored once. `again` replaces what is there, which was found damaged.
+        The same bytes are stored once. `again` replaces what is there, which was found damaged. With the public key of
+        a `reader` only that one can open them: `blobs.open`.
         """
-        return await self.blobs.put(source, media_type=media_type, again=again)
+        return await self.blobs.put(source, media_type=media_type, again=again, reader=reader)
 
     async def fetch(self, blob: Blob) -> bytes:
         """The bytes of a blob, verified; at most 64 MiB. `blobs.stream` gives them in chunks."""
@@ -281,6 +308,13 @@ class Live:
         self.views.projector(plan_of(view))
         return ViewQuery(view, self.views)
 
+    def ledger(self, ledger: Ledger[EntryT]) -> LedgerReader[EntryT]:
+        """What is in a ledger of the fleet's own; ask it with `entries`."""
+        services = None if self.replication is None else self.replication.entries
+        if services is None or ledger.name not in services.services:
+            raise ConfigError(f"fleet {self._host.declaration.name!r} has no {ledger!r} here; list it in ledgers=[…]")
+        return LedgerReader(ledger, services.services[ledger.name])
+
     def devices(self) -> list[DeviceStatus]:
         """How each sensor and control loop of this node is doing."""
         return [] if self._devices is None else self._devices.standing()
@@ -356,12 +390,12 @@ class Live:
         host = self._host
         counters: dict[str, int] = {}
         parts: list[Any] = [host.mailbox.counters, host.ingress.counters, host.columns.counters, host.tells.counters]
-        parts += [host.effector.counters, host.batched_actuators.counters, host.housekeeper.counters]
+        parts += [host.effector.counters, host.batched_actuators.counters, host.housekeeper.counters, host.raw.counters]
         for counted in (*(shard.counters for shard in host.shards), *parts):
             for name, value in structs.asdict(counted).items():
                 counters[name] = counters.get(name, 0) + value
         parts = [self.link, self.replication, self.peers, self.feedings, self.views, self._host.spans]
-        services = [part for part in parts if part is not None]
+        services = [part for part in (*parts, self._host.spans) if part is not None]
         for service in (*(() if self._devices is None else (self._devices,)), *services):
             counters |= service.counters()
         return NodeStatus(
@@ -389,12 +423,14 @@ class Live:
 
     def troubles(self) -> list[Trouble]:
         """What does not work at present, in sentences that say what to do. Costs little: ask as often as you like."""
-        parts = [self.link, self.replication, self.peers, self.feedings, self.views, self._devices, self._host.spans]
+        parts = [self.link, self.replication, self.peers, self.feedings, self.views, self._devices, self.models]
         services = [part for part in parts if part is not None]
         return [
             *coded("copies-behind", (copy.trouble for copy in self.copies())),
             *self._host.housekeeper.troubles,
             *self._host.batched_actuators.troubles(),
+            *self._host.raw.troubles(),
+            *self._host.stuck_runs.troubles(),
             *(() if self.references is None else self.references.troubles()),
             *(trouble for service in services for trouble in service.troubles()),
         ]

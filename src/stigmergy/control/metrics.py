@@ -58,6 +58,7 @@ class NodeMetrics:
         _put_journal(sheet, host, standing)
         _put_lags(sheet, self._live, standing)
         _put_company(sheet, self._live, standing)
+        _put_models(sheet, self._live)
         for name, number in standing.counters.items() if internal else ():
             sheet.put("stigmergy_internal_total", number, counter=name)
         self._look_at_agents(standing.agents)
@@ -87,6 +88,8 @@ class NodeMetrics:
             sheet.observe("stigmergy_effect_seconds", histogram, sink=sink)
         for model, histogram in measures.inference.items():
             sheet.observe("stigmergy_inference_seconds", histogram, model=model)
+        for (model, version, outcome), count in measures.inferences.items():
+            sheet.put("stigmergy_inferences_total", count, model=model, version=version, outcome=outcome)
         sheet.put("stigmergy_journal_written_bytes_total", measures.written_bytes)
         for (kind, event), events in measures.types.items():
             sheet.put("stigmergy_events_by_type_total", round(events), kind=kind, event=event)
@@ -217,6 +220,12 @@ def _put_lags(sheet: SampleSheet, live: Live, standing: NodeStatus) -> None:
                     behind_ns = max(behind_ns, state.time_ns - projector.written_ns.get(place, state.time_ns))
             sheet.put("stigmergy_view_lag_commits", behind, view=name)
             sheet.put("stigmergy_view_lag_seconds", behind_ns / 1e9, view=name)
+
+
+def _put_models(sheet: SampleSheet, live: Live) -> None:
+    if live.models is not None:
+        sheet.put("stigmergy_inferences_waiting", live.models.waiting)
+        sheet.put("stigmergy_model_threads_hung", live.models.abandoned)
 
 
 def _put_company(sheet: SampleSheet, live: Live, standing: NodeStatus) -> None:

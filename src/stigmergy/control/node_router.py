@@ -37,6 +37,7 @@ from stigmergy.control.protocol import (
 )
 from stigmergy.control.replies import AgentsReply, ListedAgent, MissingPart
 from stigmergy.control.router import joined_agents
+from stigmergy.control.withheld import WithheldAnswers, Withholding
 from stigmergy.network.bus_link import BusLink
 from stigmergy.network.questions import Questions
 from stigmergy.node.host import Host
@@ -62,6 +63,7 @@ ANSWERED = (
     protocol.PositionsRequest,
     protocol.ViewRequest,
     protocol.ViewsRequest,
+    protocol.LedgerRequest,
 )
 """What other nodes may ask."""
 OF_ONE_LOG = protocol.EventsRequest | protocol.PositionsRequest | protocol.ViewRequest | protocol.ViewsRequest
@@ -78,7 +80,7 @@ class NodeAnswers:
     """Answers the questions of other nodes with what this node has."""
 
     def __init__(self, own: ControlHandler, host: Host) -> None:
-        self._own = own
+        self._own = WithheldAnswers(own, Withholding(host.declaration.plans, host.raw))
         self._host = host
 
     async def answer(self, line: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Where the agents of a node are, for the map: those whose durable state has changed since a client asked last.
+"""Where the agents of a node are and what they draw, for the map: those that have changed since a client asked last.
 
 While somebody asks, each commit that becomes durable marks its agents as changed; the functions that the fleet declared
 (`Fleet.map`) run when an answer is made, once for each agent that has changed, however often it did. When nobody has
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from stigmergy.agents.supervision import SHARD_ADDRESS
 from stigmergy.audit.history import History, Moment, read_at
@@ -30,7 +30,7 @@ from stigmergy.journal.port import Journal, homes_of
 from stigmergy.node.column_intake import durable_row
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
-from stigmergy.node.map_layers import MapLayer, MapPoint, layer_of
+from stigmergy.node.map_layers import NOTHING_DRAWN, MapLayer, MapPoint, layer_of
 from stigmergy.node.settings import Settings
 from stigmergy.shard.commit import Commit
 from stigmergy.shard.homes import Homes
@@ -41,6 +41,8 @@ AGENTS_MAX = 200_000
 """So many agents of a node are on a map; further ones are left out, and a trouble says so."""
 ANSWER_COUNT_MAX = 20_000
 """Agents in one answer; the rest follows when the client asks again."""
+DRAWN_BYTES_MAX = 4 * 1024 * 1024
+"""Of GeoJSON in one answer; the rest follows when the client asks again, and is left out of the past."""
 GIVE_WAY_AGENTS = 200
 WITHIN_S_MAX = 30.0
 WAITING_MAX = 32
@@ -56,6 +58,7 @@ LATE = (
     "the log of shard {} begins at {}, later than this moment; agents that were there before are in an older journal, "
     "and not {}"
 )
+DRAWN_TOO_MUCH = f"the agents draw more than {DRAWN_BYTES_MAX:,} bytes at this moment; left out is what {{}} draws"
 TOO_MANY = f"the map shows {AGENTS_MAX:,} agents of this node and leaves out the others, such as {{}}"
 
 
@@ -158,6 +161,8 @@ class PastMap:
         names: list[str] = []
         points: list[tuple[int, MapPoint]] = []
         troubles: dict[str, str] = {}
+        drawn: list[tuple[int, Raw]] = []
+        drawn_bytes = 0
         time_ns = 0
         late = {shard: self._history.late_begin_ns(shard, moment) for shard in shards}
         begins = {shard: begin_ns for shard, begin_ns in late.items() if begin_ns is not None}
@@ -177,10 +182,18 @@ class PastMap:
                     tell(troubles, "/", TOO_MANY.format(address))
                     break
                 point = point_of(layer, address, agent, troubles)
+                drawing = drawing_of(layer, address, agent, troubles)
+                if drawing != NOTHING_DRAWN:
+                    drawn_bytes += len(drawing)
+                    if drawn_bytes <= DRAWN_BYTES_MAX:
+                        drawn.append((len(names), Raw(drawing)))
+                    else:
+                        tell(troubles, "drawn", DRAWN_TOO_MUCH.format(address))
                 if point is not None:
                     points.append((len(names), point))
+                if point is not None or drawing != NOTHING_DRAWN:
                     names.append(address)
-        return structs.replace(packed(points, {}, troubles), time_ns=time_ns, names=names, is_new=True)
+        return structs.replace(packed(points, {}, troubles), time_ns=time_ns, names=names, drawn=drawn, is_new=True)
 
     async def list_agents(self, shards: Sequence[int], moment: Moment, request: AgentsRequest) -> AgentsReply:
         """A page of the agents of these shards. Raises ConfigError for a moment that the log does not have."""
@@ -230,6 +243,9 @@ class ChangedAgents:
         self._stamp = 0
         self._shown = bytearray()
         """By number, whether some answer has said where it is."""
+        self._drawings: dict[int, tuple[int, bytes]] = {}
+        """What agents draw, with a stamp, by number; the oldest change first."""
+        self._drawn_stamp = 0
         self._palette: dict[str, int] = {}
         self._grown = asyncio.Event()
         self._time_ns = 0
@@ -243,28 +259,30 @@ class ChangedAgents:
 
     async def read(self, after: str, within_s: float) -> PositionsReply:
         """What changed behind `after`, which an earlier answer had; all if it is of another session."""
-        session, _, rest = after.partition(":")
-        stamp, _, known = rest.partition(":")
-        is_new = session != self._session or not (stamp.isdigit() and known.isdigit())
-        seen, first = (0, 0) if is_new else (int(stamp), int(known))
-        if not is_new and seen >= self._stamp and within_s:
+        session, *rest = after.split(":")
+        is_new = session != self._session or len(rest) != 3 or not all(one.isdecimal() for one in rest)
+        seen, first, drawn_seen = (0, 0, 0) if is_new else map(int, rest)
+        if not is_new and seen >= self._stamp and drawn_seen >= self._drawn_stamp and within_s:
             await self._wait(within_s)
         chosen = self._changed_behind(seen)
         more = len(chosen) > ANSWER_COUNT_MAX
         del chosen[ANSWER_COUNT_MAX:]
-        names = self._addresses[first:]
         last = self._changed[chosen[-1]] if chosen else seen
         time_ns = self._time_ns
         points, gone = await self._points(chosen)
+        drawn, drawn_seen = self._drawn_behind(drawn_seen)
+        # Who began to draw while we gave way to others may be new: the names go on to here.
+        names = self._addresses[first:]
         return structs.replace(
             packed(points, self._palette, self.troubles),
-            after=f"{self._session}:{last}:{first + len(names)}",
+            after=f"{self._session}:{last}:{first + len(names)}:{drawn_seen}",
             time_ns=time_ns,
             first=first,
             names=names,
             gone=gone,
+            drawn=drawn,
             is_new=is_new,
-            more=more,
+            more=more or drawn_seen < self._drawn_stamp,
         )
 
     async def _wait(self, within_s: float) -> None:
@@ -294,16 +312,39 @@ class ChangedAgents:
         for count, number in enumerate(chosen, start=1):
             if count % GIVE_WAY_AGENTS == 0:
                 await asyncio.sleep(0)
-            agent = self._images[number]()
-            point = None
+            agent, layer, address = self._images[number](), self._shown_by[number], self._addresses[number]
+            point, drawing = None, NOTHING_DRAWN
             if agent is not None:
-                point = point_of(self._shown_by[number], self._addresses[number], agent, self.troubles)
+                point = point_of(layer, address, agent, self.troubles)
+                drawing = drawing_of(layer, address, agent, self.troubles)
+            if drawing != self._drawings.get(number, (0, NOTHING_DRAWN))[1]:
+                self._drawn_stamp += 1
+                self._drawings.pop(number, None)
+                self._drawings[number] = (self._drawn_stamp, drawing)
             if point is not None:
                 points.append((number, point))
                 self._shown[number] = True
             elif self._shown[number]:
                 gone.append(number)
         return points, gone
+
+    def _drawn_behind(self, seen: int) -> tuple[list[tuple[int, Raw]], int]:
+        """What was drawn anew since, as far as one answer has room, and up to where that is."""
+        found: list[tuple[int, int, bytes]] = []
+        for number, (stamp, drawing) in reversed(self._drawings.items()):
+            if stamp <= seen:
+                break
+            found.append((stamp, number, drawing))
+        told: list[tuple[int, Raw]] = []
+        is_first, size = not seen, 0
+        for stamp, number, drawing in reversed(found):
+            size += len(drawing)
+            if told and size > DRAWN_BYTES_MAX:
+                break
+            if drawing != NOTHING_DRAWN or not is_first:
+                told.append((number, Raw(drawing)))
+            seen = stamp
+        return told, seen
 
     # ------------------------------------------------------------------ what has changed
 
@@ -398,6 +439,22 @@ def point_of(layer: MapLayer, address: str, agent: Any, troubles: dict[str, str]
     if troubles:
         troubles.pop(address, None)
     return point
+
+
+def drawing_of(layer: MapLayer, address: str, agent: Any, troubles: dict[str, str]) -> bytes:
+    """What an agent draws; nothing, and a trouble, if its function fails."""
+    if layer.draw is None:
+        return NOTHING_DRAWN
+    key = f"{address} draws"
+    try:
+        drawing = layer.drawing_of(agent)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"[:200]
+        tell(troubles, key, f"what {address} draws is left out: {said}; mend what Fleet.map has for {layer.kind}")
+        return NOTHING_DRAWN
+    if troubles:
+        troubles.pop(key, None)
+    return drawing
 
 
 def packed(points: Sequence[tuple[int, MapPoint]], palette: dict[str, int], troubles: dict[str, str]) -> PositionsReply:

@@ -21,13 +21,13 @@ from stigmergy.audit.listing import LogEntry
 from stigmergy.base import errors
 from stigmergy.base.errors import Malformed, StigmergyError, error_named
 from stigmergy.control import replies
-from stigmergy.control.replies import LogProgress, MissingPart, StreamEnd
+from stigmergy.control.replies import MissingPart, StreamEnd
+from stigmergy.ledgers.records import ShownLedger
 from stigmergy.metrics.profile import Profile
 from stigmergy.node.column_roster import DescribedRoster
 from stigmergy.traces.spans import Span
 
 R = TypeVar("R")
-T = TypeVar("T")
 VERSION = 1
 REQUEST_BYTES_MAX = 256 * 1024
 """A line from a client; a longer one is refused and its connection closed."""
@@ -35,8 +35,7 @@ REPLY_BYTES_MAX = 16 * 1024 * 1024
 """A line from a node. An agent whose state is larger is refused: read it from a stopped journal."""
 REQUEST_S_MAX = 60.0
 """The limit for a request, and for a client to read each line of its answer."""
-GIVE_WAY_LINES = 64
-"""After this many lines of an answer the node's other tasks get a turn."""
+GIVE_WAY_LINES = 64  # of an answer: then the node's other tasks get a turn
 PLACES = (("lat", "lon"), ("latitude", "longitude"), ("x", "y"))
 """Fields of an event or of a state that say where it is."""
 
@@ -187,9 +186,8 @@ class BlobRequest(Request[replies.BlobReply], tag="blob"):
 
 
 class ViewRequest(Request[replies.ViewReply], tag="view"):
-    """A page of the rows of a view. `where` has conditions that must all hold, the values in the types of their fields:
-    `zone=7`, `active>=5`. `order` names fields, `-active` from high to low. `after` has positions to wait for, `3:41`
-    of a shard or `Drone/D-17:41` of an agent's, for at most `within_s`."""
+    """A page of the rows of a view. `where` has conditions that must all hold: `zone=7`, `active>=5`. `order` names
+    fields, `-active` from high to low. `after` has positions to wait for, `3:41` or `Drone/D-17:41`, so long."""
 
     view: str
     where: list[str] = []
@@ -200,6 +198,16 @@ class ViewRequest(Request[replies.ViewReply], tag="view"):
     within_s: float = 5.0
     node: str = ""
     """The node on the bus whose view it is; else the one that is asked."""
+
+
+class LedgerRequest(Request[ShownLedger], tag="ledger"):
+    """Entries of a ledger of the fleet's own behind a position, or the `latest`; `fresh`: up to this very moment."""
+
+    ledger: str
+    after: int = 0
+    limit: int = 100
+    latest: bool = False
+    fresh: bool = False
 
 
 class ViewsRequest(Request[replies.ViewsReply], tag="views"):
@@ -251,8 +259,7 @@ class VerifyRequest(Request[Any], tag="verify"):
 
 
 class ExportRequest(Request[Any], tag="export"):
-    """A stream of all that the log says, for other tools: LogEntry and in between LogProgress, see `read_item`. The
-    keys are those of `stigmergy log export`, times in ns."""
+    """A stream of LogEntry and in between LogProgress. The keys are those of `stigmergy log export`, times in ns."""
 
     agent: str | None = None
     type: str | None = None
@@ -406,6 +413,7 @@ SingleRequest = (
     | ExplainRequest
     | ViewRequest
     | ViewsRequest
+    | LedgerRequest
     | WhereRequest
     | BlobRequest
     | RosterRequest
@@ -583,14 +591,6 @@ def read_single(line: bytes, request: Request[R]) -> R:
     if reply.ok is None:
         raise UnreadableReply("the node's answer is part of a stream, and one answer was expected; update one of them")
     return reply.ok
-
-
-def read_item(item: Any, kind: type[T]) -> LogProgress | T:
-    """An item of `verify` or `export`. Only progress has `of`: there is no tag that says which of both it is."""
-    try:
-        return msgspec.convert(item, LogProgress) if "of" in item else msgspec.convert(item, kind)
-    except (msgspec.ValidationError, TypeError) as error:
-        raise UnreadableReply(f"the node's answer is not what was asked for ({error}); update one of them") from None
 
 
 def read_refusal(line: bytes) -> StigmergyError | None:

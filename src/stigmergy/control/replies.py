@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from stigmergy.audit.listing import Cause, Owing
 from stigmergy.audit.verification import Problem
@@ -22,8 +22,7 @@ T = TypeVar("T", bound=Struct)
 
 
 def filled(kind: type[T], source: object, **given: Any) -> T:
-    """A reply that describes `source`: its fields have the values of the same name there, bytes as hex digits, except
-    for those that are given."""
+    """A reply that describes `source`: its fields have the values of the same name, bytes as hex, or what is given."""
     for name in kind.__struct_fields__:
         if name not in given and hasattr(source, name):
             value = getattr(source, name)
@@ -174,6 +173,7 @@ class NamesReply(Struct, frozen=True):
 
     kinds: dict[str, KindNames]
     agents: list[str]
+    missing: list[MissingPart] = []  # shards that did not answer: their agents are not among these
 
 
 class ListedAgent(Struct, frozen=True):
@@ -231,9 +231,9 @@ class PositionsReply(Struct, frozen=True, omit_defaults=True):
     """Where agents are, as arrays of equal length in little endian, and what to ask with for the next answer.
 
     An agent has a number (u32). Its place is f64: longitude and latitude, or x and y. Headings are u8, 256ths of a turn
-    clockwise from north; colours u8, their places in `palette`, which has all so far. The names of the numbers from
-    `first` on and colours are told once; with `is_new` all that was told before is void. `time_ns` is of the newest
-    commit that it shows; `gone` are nowhere any more. With `more`, more have changed than fit: ask again at once."""
+    clockwise from north; colours u8, places in `palette`, which has all. Names of the numbers from `first` on and
+    colours are told once; with `is_new` all told before is void. `time_ns` is of the newest commit, `gone` are nowhere,
+    `drawn` is new GeoJSON. With `more`, not all fitted: ask again. `missing`: nodes to ask as well."""
 
     after: str
     time_ns: int
@@ -246,11 +246,11 @@ class PositionsReply(Struct, frozen=True, omit_defaults=True):
     names: list[str] = []
     palette: list[str] = []
     gone: list[int] = []
+    drawn: list[tuple[int, Raw]] = []
     is_new: bool = False
     more: bool = False
     troubles: list[str] = []
     missing: list[MissingPart] = []
-    """Other nodes: each is asked for its own agents."""
 
 
 class ExplainedEffect(Owing, frozen=True):

@@ -26,7 +26,6 @@ from stigmergy.control.protocol import (
     Request,
     end,
     item,
-    read_item,
     read_reply,
     read_single,
     single,
@@ -59,6 +58,7 @@ from stigmergy.node.feed import FeedPosition, read_key, read_positions, write_po
 from stigmergy.shard.homes import Homes
 
 R = TypeVar("R")
+T = TypeVar("T")
 Answers = Iterator[Answer] | AsyncIterator[Answer]
 MarkedT = TypeVar("MarkedT", ObjectReply, QuarantineReply)
 AddedT = TypeVar("AddedT", RecoveryReply, StatusReply, VerifyReply)
@@ -162,9 +162,10 @@ def added_verifications(journal: str, found: Sequence[VerifyReply]) -> VerifyRep
     return added(VerifyReply, found, journal=journal, sound=all(one.sound for one in found))
 
 
-def joined_names(found: Sequence[NamesReply], limit: int) -> NamesReply:
+def joined_names(found: Sequence[NamesReply], limit: int, missing: Sequence[MissingPart]) -> NamesReply:
     """The kinds, which all know, and the first of all agents."""
-    return NamesReply(found[0].kinds, sorted(agent for one in found for agent in one.agents)[:limit])
+    agents = sorted(agent for one in found for agent in one.agents)
+    return NamesReply(found[0].kinds, agents[:limit], list(missing))
 
 
 def joined_agents(pages: Sequence[AgentsReply], limit: int, missing: Sequence[MissingPart]) -> AgentsReply:
@@ -334,9 +335,12 @@ class ControlRouter:
             case protocol.StatusRequest():
                 return await self.status()
             case protocol.NamesRequest():
-                return joined_names(await self._ask_all(request), request.limit)
+                found = await self._ask_who_answers(request)
+                return joined_names(list(chain(*found.all_items())), request.limit, found.missing)
             case protocol.ViewRequest() | protocol.ViewsRequest():
                 return await self._ask_projector(request)
+            case protocol.LedgerRequest():
+                return await self._ask_those_that_can(request)
             case protocol.AgentsRequest():
                 return await self._agents(request)
             case protocol.EventsRequest():
@@ -636,3 +640,13 @@ def _stream(items: Sequence[Any], missing: Sequence[MissingPart] = ()) -> Answer
 
 def _written_at(entry: LogEntry) -> tuple[int, int, int, int]:
     return (entry.time_ns, entry.shard, entry.position, entry.index)
+
+
+def read_item(item: Any, kind: type[T]) -> LogProgress | T:
+    """An item of `verify` or `export`. Only progress has `of`: there is no tag that says which of both it is."""
+    try:
+        return msgspec.convert(item, LogProgress) if "of" in item else msgspec.convert(item, kind)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise protocol.UnreadableReply(
+            f"the node's answer is not what was asked for ({error}); update one of them"
+        ) from None

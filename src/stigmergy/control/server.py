@@ -60,6 +60,7 @@ from stigmergy.control.replication_service import ReplicationService
 from stigmergy.control.replies import filled
 from stigmergy.control.view_service import answer_view, answer_views
 from stigmergy.journal.signers import Key, check_enrolment, check_revocation
+from stigmergy.ledgers.shown import show_entries
 from stigmergy.metrics.profile import Profile
 from stigmergy.network.forwarder import CommandOnItsWay
 from stigmergy.node.column_roster import DescribedRoster, Roster, check_enrolled_names, described_roster
@@ -190,6 +191,10 @@ class ControlService:
                 return await answer_view(self._live.views, request, is_only=self._is_only())
             case protocol.ViewsRequest():
                 return await answer_views(self._live.views)
+            case protocol.LedgerRequest():
+                entries = None if self._live.replication is None else self._live.replication.entries
+                how = {"latest": request.latest, "fresh": request.fresh}
+                return await show_entries(entries, request.ledger, request.after, request.limit, **how)
             case protocol.ExplainRequest():
                 return await self._explain(request)
             case protocol.WhereRequest():

@@ -71,11 +71,22 @@ _LIST = [
     LogCode("safe-action", WARN, "A safe action went out.", "Look why: its sensor is silent, or its agent stopped."),
     LogCode("device-failed", WARN, "A sensor or actuator failed.", "Check the device and the code that drives it."),
     LogCode("actuator-failed", WARN, "A batch actuator gave actions up.", "Check it; the message has the last error."),
+    LogCode("raw-withheld", WARN, "Raw events did not leave their device.", "Send something else, or write the rule."),
     LogCode("fence-failed", WARN, "The file of fencing tokens cannot be written.", "Check its disk."),
+    LogCode("model-fallback", WARN, "A model cannot answer; its rule does.", "Put a bundle that fits into its place."),
+    LogCode("model-refused", WARN, "A bundle of a model is of no use here.", "Pack it again, or correct model_keys."),
+    LogCode("model-missing", WARN, "A version that a rollout wants is not here.", "Put its bundle where models are."),
+    LogCode("rollout-refused", WARN, "A record of versions is not believed.", "Correct model_keys, or the store."),
+    LogCode("rollout-step", INFO, "A rollout has gone a step on, or back.", _NOTHING),
+    LogCode("model-loaded", INFO, "A version of a model answers.", _NOTHING),
+    LogCode("model-dropped", INFO, "A version of a model answers no more.", _NOTHING),
+    LogCode("model-hung", ERROR, "A run of a model hangs; its thread was left behind.", "Correct the model."),
+    LogCode("models-unseen", WARN, "The place of models cannot be looked at.", "Check that folder or store."),
     LogCode("tell-failed", WARN, "A tell was given up.", "See `stigmergy letters`; retry or drop it."),
     LogCode("tells-kept", WARN, "Tells are not acknowledged.", "Start the other node, or check its permissions."),
     LogCode("tells-refused", WARN, "A receiver refuses our tells.", _READ),
     LogCode("commands-stuck", WARN, "Commands for other nodes do not get on.", "See `stigmergy commands`."),
+    LogCode("run-stuck", WARN, "A run of a workflow cannot undo a step.", "Mend what keeps it; send it `RetryUndo`."),
     LogCode("ring-ended", ERROR, "A ring is not read any more.", "Correct its producer, and start the node again."),
     LogCode("unheard", WARN, "Agents publish, and nobody can hear it.", "Start all workers with --bus."),
     # The journal and what is kept.
@@ -103,6 +114,9 @@ _LIST = [
     LogCode("uplink-stuck", WARN, "Nothing goes up to the collector.", "Check the collector and the link."),
     LogCode("shared-trouble", ERROR, "A shared field does not converge by itself.", _READ),
     LogCode("claims-refused", ERROR, "The ledger is of no use to this node.", "Check the ledger and the keys."),
+    LogCode(
+        "entries-refused", ERROR, "A ledger of the fleet's own is of no use to this node.", "Check it and the keys."
+    ),
     LogCode("store-watch-failed", ERROR, "Code that follows a store raised.", "Report it to us."),
     LogCode("store-watch-lost", DEBUG, "A store cannot be followed, and is tried again.", _NOTHING),
     # Requests.

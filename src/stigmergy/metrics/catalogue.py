@@ -87,6 +87,15 @@ SECTIONS = (
             ),
             _counter("stigmergy_dropped_total", "what was not taken, or given up, on its way in or out", "reason"),
             _counter("stigmergy_effects_total", "what became of effects", "outcome"),
+            _counter(
+                "stigmergy_inferences_total",
+                "answers of models; outcome: model, or why the rule has answered or nobody",
+                "model",
+                "version",
+                "outcome",
+            ),
+            _gauge("stigmergy_inferences_waiting", "questions that wait for a model", merge=Merge.MAX),
+            _gauge("stigmergy_model_threads_hung", "threads that a model hangs in", merge=Merge.MAX),
             _gauge("stigmergy_effects_owed", "effects that no sink has settled yet"),
             _counter(
                 "stigmergy_spans_total", "what became of the spans of traces on their way to a collector", "outcome"
@@ -125,11 +134,7 @@ SECTIONS = (
             _seconds("stigmergy_release_seconds", "answers, effects and timers of a group that is durable"),
             _counts("stigmergy_group_events", "events that were written together"),
             _seconds("stigmergy_effect_seconds", "effects that are awaited, with all tries", "sink"),
-            _seconds(
-                "stigmergy_inference_seconds",
-                "one inference of a model; a place for it, nothing records it yet",
-                "model",
-            ),
+            _seconds("stigmergy_inference_seconds", "from a question to a model to its answer, or its rule's", "model"),
             _seconds("stigmergy_source_lag_seconds", "from the time in an event of the bus to its acceptance"),
         ),
     ),
@@ -248,6 +253,7 @@ DROPPED = {
     "overloads": "overload",
     "publish_shed": "publish_shed",
     "unpublishable": "unpublishable",
+    "raw_withheld": "raw",
     "bus_refused": "bus_refused",
     "bus_shed": "bus_shed",
     "bus_gaps": "bus_gap",

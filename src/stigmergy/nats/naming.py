@@ -113,6 +113,11 @@ def blobs_bucket(fleet: str) -> str:
     return f"stig-blobs-{token(fleet)}"
 
 
+def models_bucket(fleet: str) -> str:
+    """Holds the bundles of a fleet's models, and which versions are wanted."""
+    return f"stig-models-{token(fleet)}"
+
+
 def cluster_bucket(fleet: str) -> str:
     """Holds a fleet's workers and the owner of each shard."""
     return f"stig-cluster-{token(fleet)}"

@@ -16,7 +16,9 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct, structs
 
 from stigmergy.agents.assignment import UNKNOWN_NODES
+from stigmergy.agents.effects import PUBLISH
 from stigmergy.agents.messages import Event
+from stigmergy.agents.raw import BUS
 from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.command_ids import RANDOM_BYTES, new_command_id
 from stigmergy.base.errors import ConfigError, JournalError, StigmergyError
@@ -38,8 +40,8 @@ from stigmergy.network.registry import Registry
 from stigmergy.network.subscriber import Subscriber
 from stigmergy.network.tell_router import TellRouter
 from stigmergy.node.host import Connections, Host
-from stigmergy.shard.inputs import EffectsSettled
-from stigmergy.shard.outbox import Pending
+from stigmergy.shard.inputs import EffectSettled, EffectsSettled
+from stigmergy.shard.outbox import Pending, read_told
 from stigmergy.uplink.collector import Collector
 from stigmergy.uplink.messages import UplinkStatus
 from stigmergy.uplink.names import CollectedBus, UplinkSource
@@ -309,7 +311,8 @@ class BusLink:
         for shard in self._host.shards:
             after = max(0, shard.state.position - RECALLED_COMMITS_MAX // len(self._host.shards))
             with contextlib.suppress(JournalError):  # then messages do not say what they follow
-                self.publisher.recall(shard.state, self._host.journal.read(shard.state.shard, after))
+                stays = self._host.raw.stays
+                self.publisher.recall(shard.state, self._host.journal.read(shard.state.shard, after), stays)
         await self.presence.start()
         await self.subscriber.start()
         await self.router.start()
@@ -498,6 +501,12 @@ class BusLink:
 
     def _release(self, shard: int, pending: Pending) -> None:
         one = self._host.shards[shard]
+        raw = self._host.raw
+        if not raw.is_idle and (why := raw.stops(read_told(pending.body).message, BUS)):
+            if (failures := self._host.effector.failures) is not None:
+                failures.effect_failed(shard, pending.agent, "Publish", f"{shard}.{pending.position}", why)
+            self._host.intake.put_inside(shard, EffectSettled(PUBLISH, pending.sequence, failed=why))
+            return
         carried = one.state.traces.of(pending) if one.state.traces else None
         self.publisher.release(shard, one.epoch, pending, None if carried is None else carried.context())
 

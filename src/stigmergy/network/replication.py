@@ -7,7 +7,7 @@ write to shared fields as always, and their claims are refused with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct, structs
@@ -15,15 +15,19 @@ from msgspec import Struct, structs
 from stigmergy.agents.messages import Event
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.base.clock import Entropy
+from stigmergy.base.errors import ConfigError
 from stigmergy.base.trust import Signer
 from stigmergy.bus.presence import Member
-from stigmergy.claims.port import Ledger, SignedLedger
+from stigmergy.claims.port import LedgerPort, SignedLedger
 from stigmergy.claims.service import ClaimService, ClaimsStatus, life_of
 from stigmergy.crdt.anti_entropy.context import SharedStatus
 from stigmergy.diagnostics.codes import Trouble, coded
+from stigmergy.ledgers.service import EntriesStatus, EntryServices, ledger_name
 from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS, Mesh, MeshChannels, NullMesh
 from stigmergy.membership.service import Membership
 from stigmergy.metrics.samples import SampleSheet
+from stigmergy.network.questions import Questions
+from stigmergy.network.remote_ledger import LedgerAnswers, RemoteLedger
 from stigmergy.network.replicator import Replicator
 from stigmergy.node.host import Connections, Host
 
@@ -37,6 +41,7 @@ class ReplicationStatus(Struct, frozen=True):
     shared: SharedStatus | None = None
     claims: ClaimsStatus | None = None
     members: int = 0
+    ledgers: tuple[EntriesStatus, ...] = ()
 
 
 class MeshLink(Protocol):
@@ -59,13 +64,18 @@ class Replication:
         entropy: Entropy,
         *,
         mesh: Mesh | None = None,
-        ledger: Ledger | None = None,
+        ledger: LedgerPort | None = None,
         link: MeshLink | None = None,
         me: Member | None = None,
         seeds: Sequence[str] = (),
         trusted: Sequence[bytes] = (),
+        ledgers: Mapping[str, LedgerPort] | None = None,
+        gateways: Sequence[str] = (),
+        questions: Questions | None = None,
     ) -> None:
-        """With `link` the bus is the mesh and says who is there; otherwise the mesh is probed, first the `seeds`."""
+        """With `link` the bus is the mesh and says who is there; otherwise the mesh is probed, first the `seeds`.
+        `ledgers` are the logs of those that the fleet lists, which other nodes ask for with `questions`; without logs
+        its `gateways` are asked."""
         self._host = host
         self._entropy = entropy
         self._link = link
@@ -109,12 +119,36 @@ class Replication:
                 trusted=trusted,
             )
 
+        self.entries: EntryServices | None = None
+        self._questions = questions
+        if host.declaration.ledgers and (ledgers or gateways):
+            self.entries = self._make_entries(signer, trusted, ledgers or {}, gateways)
+
+    def _make_entries(
+        self, signer: Signer, trusted: Sequence[bytes], logs: Mapping[str, LedgerPort], gateways: Sequence[str]
+    ) -> EntryServices:
+        """The ledgers of users' own: on logs of this node, which answers others; or through its gateways."""
+        host, questions = self._host, self._questions
+        if logs:
+            entries = EntryServices(host, logs, signer, trusted)
+            if questions is not None:
+                questions.answer = LedgerAnswers(entries.services).answer
+            return entries
+        if questions is None:
+            raise ConfigError("a ledger through gateways needs the bus that they are on; give one with bus=…")
+        fleet = host.declaration.name
+        remote = {
+            name: RemoteLedger(ledger_name(fleet, name), name, questions, gateways) for name in host.declaration.ledgers
+        }
+        return EntryServices(host, remote, None, trusted)
+
     @property
     def connections(self) -> Connections:
         """What the host calls of it."""
         locate = None if self.membership is None else self.membership.locate
         found = Connections() if self.replicas is None else self.replicas.connections
-        return structs.replace(found, claims=self.claims, locate=locate)
+        enter = None if self.entries is None else self.entries.propose
+        return structs.replace(found, claims=self.claims, locate=locate, enter=enter)
 
     def _told(self, event: Event) -> None:
         if self.replicas is not None:
@@ -134,9 +168,14 @@ class Replication:
         if self.claims is not None:
             epoch = self._host.shards.first.epoch
             await self.claims.start(life_of(epoch, self._entropy.token(LIFE_BYTES)))
+        if self.entries is not None:
+            if self._questions is not None:
+                await self._questions.start()
+            self.entries.start()
 
     async def stop(self) -> None:
         """Leaves in order: what is durable is sent, the others hear that we go."""
+        await self._end_entries(kill=False)
         if self.claims is not None:
             await self.claims.stop(self._host.settings.drain_s)
         if self.replicas is not None:
@@ -148,11 +187,18 @@ class Replication:
 
     async def kill(self) -> None:
         """Ends at once, as a crash would."""
+        await self._end_entries(kill=True)
         for part in (self.claims, self.replicas, self.membership):
             if part is not None:
                 await part.kill()
         if self._channels is not None:
             await self._channels.close()
+
+    async def _end_entries(self, *, kill: bool) -> None:
+        if self.entries is not None:
+            await (self.entries.kill() if kill else self.entries.stop())
+            if self._questions is not None:
+                await self._questions.stop()
 
     def members(self) -> list[Member]:
         """Who is there, where the mesh is probed for it."""
@@ -164,6 +210,7 @@ class Replication:
             shared=None if self.replicas is None else self.replicas.standing(),
             claims=None if self.claims is None else self.claims.standing(),
             members=len(self.members()),
+            ledgers=() if self.entries is None else tuple(self.entries.standing()),
         )
 
     def counters(self) -> dict[str, int]:
@@ -171,7 +218,7 @@ class Replication:
         counted: dict[str, int] = {}
         for part in (self.membership, self.replicas, self.claims):
             counted |= {} if part is None else part.counters()
-        return counted
+        return counted | ({} if self.entries is None else structs.asdict(self.entries.counters))
 
     def measure(self, sheet: SampleSheet) -> None:
         """What this node measures of both."""
@@ -184,7 +231,7 @@ class Replication:
         found = coded("name-conflict", [] if self.membership is None else [self.membership.conflict])
         for part in (self.replicas, self.claims):
             found += [] if part is None else part.troubles()
-        return found
+        return found + ([] if self.entries is None else self.entries.troubles())
 
 
 def _keys(signer: Signer, trusted: Sequence[bytes]) -> Sequence[bytes] | None:

@@ -230,7 +230,7 @@ class Subscriber:
             if not known and levels[5] in (Channel.COMMANDS.value, Channel.INPUTS.value):
                 self._note_unclaimed(topic, parse_topic(topic).name)
             if len(self._ours) >= TOPICS_COUNT_MAX:
-                self._ours.clear()
+                del self._ours[next(iter(self._ours))]
             self._ours[topic] = known
         return known
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+import heapq
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -23,6 +23,7 @@ from stigmergy.agents.assignment import is_foreign
 from stigmergy.agents.codec import REASON_CHARS_MAX, encode, printable
 from stigmergy.agents.effects import REMOTE_SINKS, remote_sink
 from stigmergy.agents.messages import SECOND_NS
+from stigmergy.agents.raw import TELLS
 from stigmergy.base.errors import (
     LinkDown,
     Malformed,
@@ -37,8 +38,6 @@ from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import Presence, may_run
 from stigmergy.bus.tells import (
     CONTENT_TYPE,
-    FRAME_BYTES_MAX,
-    FRAME_ITEMS_MAX,
     TellAcknowledgement,
     TellFrame,
     TellItem,
@@ -50,18 +49,16 @@ from stigmergy.bus.topics import Channel, Topics, parse_topic
 from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.network.forwarder import BUS, HOPS_MAX, CommandOnItsWay, Forwarder
 from stigmergy.network.level_links import Neighbour, TellsCarried, TellsTold
+from stigmergy.network.tell_pair import RESEND_S, Pair
 from stigmergy.node.host import Host
 from stigmergy.node.ingress import bus_source
 from stigmergy.node.intake import AwaitedTicket, Stream
 from stigmergy.node.settings import REFUSE, TellSettings
-from stigmergy.node.tells import traces_of
 from stigmergy.shard.dispatch import decode
 from stigmergy.shard.inputs import ELSEWHERE, EffectsSettled, TellGivenUp
-from stigmergy.shard.outbox import OwedTraces, PassedTell, Pending, read_passed, read_told
-from stigmergy.shard.tracing import read_traces, write_traces
+from stigmergy.shard.outbox import PassedTell, Pending, read_passed, read_told
+from stigmergy.shard.tracing import read_traces
 
-FRAMES_IN_FLIGHT_MAX = 8
-"""Frames of one pair under way to a receiver that answers; to one that has not answered yet, one."""
 PUBLISHES_MAX = 32
 """Frames of all pairs that the broker has not taken yet."""
 CARRIED_MAX = 64
@@ -70,9 +67,18 @@ PUBLISH_S_MAX = 10.0
 """A broker that has not taken a frame for so long makes room for others; whether it has it is not known."""
 SWEEP_S = 0.5
 """How often times are looked at: what is due again, what is over."""
-RESEND_S = 2.0
 RESEND_S_MAX = 30.0
-"""The pause before a frame that nobody acknowledged is sent again; it doubles up to the larger."""
+"""The pause before a frame that nobody acknowledged is sent again: it doubles from `RESEND_S` up to this."""
+ROUND_TRIPS = 4.0
+"""What is sent again has waited for at least so many usual times from a frame to its acknowledgement. Of what waits in
+a queue that shortens, the newest answer says how long that takes."""
+ROUND_TRIP_WEIGHT = 0.125
+"""Of the newest one in the average."""
+ROUND_TRIP_S_MAX = 150.0
+"""More than this counts as this."""
+SENT_AGAIN_MIN = 8
+"""Frames that are sent again between two sweeps, or twice as many as were answered since the last one if that is more.
+A receiver that has fallen behind would never come up again if copies kept on coming behind what waits for it."""
 UNCLAIMED_RESEND_S_MAX = 600.0
 """The same while presence knows no node of this fleet that could run the agent: brokers hold messages for sessions
 that are away, and must not be filled."""
@@ -91,6 +97,8 @@ TOLD_FULL = 0.5
 """Tells kept for one agent, as a part of what there is room for, from which on it is a trouble."""
 KEPT_S = 600.0
 """An agent that has not acknowledged its tells for so long, with the link up, is a trouble wherever it is."""
+SILENT_COUNT_MAX = 200
+"""Silent agents that are looked for, for troubles."""
 TROUBLES_MAX = 3
 """Agents that are named in troubles; of more only how many they are."""
 
@@ -112,98 +120,6 @@ class RouterCounters(Struct):
     """`TellFailed` of nodes on the way, for tellers without a handler for it."""
 
 
-class Pair:
-    """What a shard of ours owes to one agent elsewhere. Pure; the router carries out what it says."""
-
-    def __init__(self, shard: int, sink: str, to: str) -> None:
-        self.shard = shard
-        self.sink = sink
-        self.to = to
-        self.epoch = 0
-        self.waiting: dict[int, Pending] = {}
-        """Everything that is not acknowledged, in the order of the numbers."""
-        self.given_up: dict[int, None] = {}
-        """Those of them that are being given up: no frame passes over them before that is durable."""
-        self._sent: int | None = None
-        """The last number sent since the receiver's position was last in doubt."""
-        self._in_flight: deque[int] = deque()
-        """The last numbers of frames under way."""
-        self.is_heard = False
-        """Whether the receiver has answered since then."""
-        self.pause_s = RESEND_S
-        self.due_ns = 0
-        """When to send again what is not acknowledged."""
-        self.silent_s = 0.0
-        """How long the link was up without an answer since the first tell that waits."""
-        self.trouble = ""
-
-    def add(self, pending: Pending) -> None:
-        """Takes on a durable tell."""
-        self.waiting[pending.sequence] = pending
-
-    def rewind(self, resume: int | None = None) -> None:
-        """Everything behind this number is to be sent again; None: everything, and one frame until there is an
-        answer."""
-        self._in_flight.clear()
-        self._sent = resume
-        self.is_heard = self.is_heard and resume is not None
-
-    def next_frame(
-        self, me: tuple[str, str, str], expires_ns: Callable[[Pending], int], carried: OwedTraces
-    ) -> TellFrame | None:
-        """The next frame to send; None if nothing is to be sent now."""
-        window = FRAMES_IN_FLIGHT_MAX if self.is_heard else 1
-        if self.trouble or len(self._in_flight) >= window:
-            return None
-        pendings: list[Pending] = []
-        size_bytes = 0
-        for sequence, pending in self.waiting.items():
-            if self._sent is not None and sequence <= self._sent:
-                continue
-            size_bytes += len(pending.body)
-            alike = not pendings or (pendings[0].incarnation, pendings[-1].sequence + 1) == (
-                pending.incarnation,
-                sequence,
-            )
-            full = len(pendings) == FRAME_ITEMS_MAX or (pendings and size_bytes > FRAME_BYTES_MAX)
-            if sequence in self.given_up or not alike or full:
-                break
-            pendings.append(pending)
-        if not pendings:
-            return None
-        first, last = pendings[0], pendings[-1]
-        # What lies before the first that waits is settled: delivered, or durably given up.
-        after = 0 if first.sequence == next(iter(self.waiting)) else self._sent or 0
-        self._sent = last.sequence
-        self._in_flight.append(last.sequence)
-        items = [TellItem(read_told(one.body).message, expires_ns(one), one.agent, _hops(one)) for one in pendings]
-        traces = write_traces(traces_of(carried, pendings))
-        return TellFrame(*me, self.shard, first.incarnation, self.epoch, after, first.sequence, items, traces)
-
-    def confirm(self, incarnation: int, durable: int) -> list[int]:
-        """The receiver has everything up to here; returns what is settled by that."""
-        settled: list[int] = []
-        for sequence, pending in self.waiting.items():
-            if sequence > durable or pending.incarnation != incarnation:
-                break
-            if sequence not in self.given_up:
-                settled.append(sequence)
-        for sequence in settled:
-            del self.waiting[sequence]
-        while self._in_flight and self._in_flight[0] <= durable:
-            self._in_flight.popleft()
-        return settled
-
-    def heard(self) -> None:
-        """The receiver answers."""
-        self.is_heard, self.pause_s, self.silent_s = True, RESEND_S, 0.0
-
-    def forget(self, sequence: int) -> None:
-        """It is durable that this one was given up."""
-        self.waiting.pop(sequence, None)
-        self.given_up.pop(sequence, None)
-
-
 class TellRouter:
     """Both directions of one node. `start` before the bus opens, `stop` before it closes."""
 
@@ -220,6 +136,10 @@ class TellRouter:
         self._settings: TellSettings = host.settings.tells
         self._clock = host.clock
         self._pairs: dict[tuple[int, str], Pair] = {}
+        self._round_trip_s = 0.0
+        """The usual time from a frame to its acknowledgement, of all pairs: most of them are new."""
+        self._answered_count = 0
+        """Frames, since the last sweep."""
         self._kept = 0
         self._ready: dict[tuple[int, str], None] = {}
         self._woken = asyncio.Event()
@@ -243,7 +163,7 @@ class TellRouter:
         """Waits for acknowledgements of what was just sent, if receivers answer."""
         deadline_s = asyncio.get_running_loop().time() + within_s
         while self._bus.is_up and asyncio.get_running_loop().time() < deadline_s:
-            if not any(pair.waiting and pair.pause_s == RESEND_S and not pair.trouble for pair in self._pairs.values()):
+            if not any(pair.waiting and not pair.is_sent_again and not pair.trouble for pair in self._pairs.values()):
                 return
             await asyncio.sleep(DRAIN_LOOK_S)
 
@@ -273,15 +193,18 @@ class TellRouter:
         """Receivers that say that we are somebody else, and agents for which much is kept, or for long."""
         found = coded("tells-refused", [self._refused, *(pair.trouble for pair in self._pairs.values())])
         kept: list[str] = []
-        for pair in self._pairs.values():
+        full = TOLD_FULL * self._settings.kept_max
+        silent = [one for one in self._pairs.values() if one.silent_s > SILENT_S or len(one.waiting) > full]
+        for pair in silent[:SILENT_COUNT_MAX]:
             what = f"{len(pair.waiting):,} tells for {pair.to} are not acknowledged"
             where = "" if is_foreign(pair.to) else self._presence.locate(pair.to)
             if where and pair.silent_s > SILENT_S:
                 kept.append(f"{what} although {where}: {PERMISSIONS}")
-            elif pair.waiting and (len(pair.waiting) > TOLD_FULL * self._settings.kept_max or pair.silent_s > KEPT_S):
+            elif pair.waiting and (len(pair.waiting) > full or pair.silent_s > KEPT_S):
                 kept.append(f"{what}; {self._whereabouts(pair.to)}")
         if len(kept) > TROUBLES_MAX:
-            more = f"tells for {len(kept) - TROUBLES_MAX:,} more agents are not acknowledged: see stigmergy commands"
+            count = f"{len(kept) - TROUBLES_MAX:,}{' or' * (len(silent) > SILENT_COUNT_MAX)} more agents"
+            more = f"tells for {count} are not acknowledged: see stigmergy commands"
             kept[TROUBLES_MAX:] = [more]
         return found + coded("tells-kept", kept)
 
@@ -306,9 +229,12 @@ class TellRouter:
             if pair is None:
                 pair = self._pairs[key] = Pair(shard, pending.sink, pending.sink.removeprefix(REMOTE_SINKS))
             pair.epoch = epoch
-            pair.add(pending)
+            pair.add(pending, self._expires_ns(pending))
             self._kept += 1
-            if len(pair.waiting) > self._settings.kept_max:
+            raw = self._host.raw
+            if not raw.is_idle and (why := raw.stops(read_told(pending.body).message, TELLS)):
+                self._give_up(pair, pending, why)
+            elif len(pair.waiting) > self._settings.kept_max:
                 self._give_up(pair, pending, f"{self._settings.kept_max:,} tells are kept for {pair.to} already")
             elif self._kept > self._settings.kept_all_max:
                 self._give_up(pair, pending, f"{self._settings.kept_all_max:,} tells to other nodes are kept already")
@@ -316,7 +242,7 @@ class TellRouter:
 
     def _send_anew(self, pair: Pair) -> None:
         pair.rewind()
-        pair.pause_s = RESEND_S
+        pair.pause_s, pair.is_sent_again, pair.asked = RESEND_S, False, None
         self._make_ready(pair)
 
     def _make_ready(self, pair: Pair) -> None:
@@ -325,9 +251,11 @@ class TellRouter:
 
     def _give_up(self, pair: Pair, pending: Pending, reason: str) -> None:
         """Has its shard keep that a tell is given up; from then on frames may pass over it."""
-        if pending.sequence in pair.given_up or self._host.failure is not None:
+        if pending.sequence in pair.given_up:
             return
         pair.given_up[pending.sequence] = None
+        if self._host.failure is not None:
+            return
         given_up = TellGivenUp(pending.sink, pending.sequence, printable(reason, REASON_CHARS_MAX))
         try:
             kept = self._host.intake.take(pair.shard, given_up)
@@ -369,26 +297,35 @@ class TellRouter:
     def _sweep(self, now_ns: int, passed_s: float) -> None:
         """Gives up what is over, and sends again what nobody acknowledged."""
         wall_ns = self._clock.wall_ns()
+        due: list[Pair] = []
+        usual_ns = int(ROUND_TRIPS * self._round_trip_s * SECOND_NS)
         for key, pair in list(self._pairs.items()):
             if not pair.waiting:
                 del self._pairs[key]
                 self._ready.pop(key, None)
                 continue
-            for pending in [one for one in pair.waiting.values() if self._expires_ns(one) < wall_ns]:
+            for pending in pair.over(wall_ns):
                 self._give_up(pair, pending, f"{pair.to} did not take it in time; {self._whereabouts(pair.to)}")
             if self._way(pair) is None:
                 continue
-            routed = self._forwarder.way_to(pair.to)[0] is not None
-            claimed = routed or is_foreign(pair.to) or self._presence.may_run(pair.to)
             pair.silent_s += passed_s
             if self._settings.unclaimed == REFUSE and pair.silent_s > UNCLAIMED_S and not self._is_claimed(pair):
                 why = f"{pair.to}: {self._whereabouts(pair.to)}, and tells.unclaimed is {REFUSE!r}"
                 for pending in list(pair.waiting.values()):
                     self._give_up(pair, pending, why)
-            if now_ns >= pair.due_ns:
-                pair.rewind()
-                pair.pause_s = min(RESEND_S_MAX if claimed else UNCLAIMED_RESEND_S_MAX, pair.pause_s * 2)
-                self._make_ready(pair)
+            if not pair.due_ns:
+                self._make_ready(pair)  # nothing of it was sent so far
+            elif now_ns >= pair.due_ns and now_ns - pair.sent_ns >= usual_ns:
+                due.append(pair)
+        count_max, self._answered_count = max(SENT_AGAIN_MIN, 2 * self._answered_count), 0
+        for pair in heapq.nsmallest(count_max, due, key=lambda one: one.due_ns):
+            claimed = is_foreign(pair.to) or self._presence.may_run(pair.to)
+            claimed = claimed or self._forwarder.way_to(pair.to)[0] is not None
+            pair.rewind()
+            pair.is_sent_again = True
+            pair.pause_s = min(RESEND_S_MAX if claimed else UNCLAIMED_RESEND_S_MAX, pair.pause_s * 2)
+            pair.due_ns = now_ns + int(pair.pause_s * SECOND_NS)
+            self._make_ready(pair)
 
     def _is_claimed(self, pair: Pair) -> bool:
         """Whether somebody answers for an agent, or says that it runs there. Of other fleets nothing is announced."""
@@ -424,11 +361,11 @@ class TellRouter:
             # Without a way it is ready again when a link comes up, or somebody announces the agent.
             if pair is None or way is None:
                 continue
-            frame = pair.next_frame(me, self._expires_ns, self._host.shards[pair.shard].state.traces)
+            frame = pair.next_frame(me, now_ns, self._host.shards[pair.shard].state.traces)
             if frame is None:
                 continue
             self._ready[key] = None
-            pair.due_ns = now_ns + int(pair.pause_s * SECOND_NS)
+            pair.sent_ns, pair.due_ns = now_ns, now_ns + int(pair.pause_s * SECOND_NS)
             self.counters.tells_sent += len(frame.items)
             tells = write_tells(frame)
             if isinstance(way, Neighbour):
@@ -509,8 +446,13 @@ class TellRouter:
                     f"of {known}: the end of the log is lost; restore it from a newer copy"
                 )
             return
+        self._answered_count += 1
+        now_ns = self._clock.monotonic_ns()
+        if (took_s := pair.took_s(said.durable, now_ns)) is not None:
+            usual_s = self._round_trip_s or took_s
+            self._round_trip_s = usual_s + ROUND_TRIP_WEIGHT * (min(took_s, ROUND_TRIP_S_MAX) - usual_s)
         pair.heard()
-        pair.due_ns = self._clock.monotonic_ns() + int(pair.pause_s * SECOND_NS)
+        pair.due_ns = now_ns + int(pair.pause_s * SECOND_NS)
         settled = pair.confirm(said.incarnation, said.durable)
         if settled:
             self._kept -= len(settled)
@@ -667,10 +609,6 @@ class TellRouter:
             return structs.replace(plain, **what)
 
         return said
-
-
-def _hops(pending: Pending) -> int:
-    return read_passed(pending.body).hops
 
 
 def _came_by(pending: Pending) -> str:

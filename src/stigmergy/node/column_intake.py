@@ -175,7 +175,7 @@ class ColumnIntake:
         if accepted.skip_to:
             because = DECLARED if accepted.declared else MISSING
             skipped = SequencesSkipped(header.source, header.incarnation, header.epoch, accepted.skip_to - 1, because)
-            self._mailbox.put_note(Queued(shard=shard, input=skipped, items=0), policy)
+            self._mailbox.put_note(Queued(shard=shard, input=skipped, items=0, columns=True), policy)
         delivery = ColumnDelivery(
             source=header.source,
             kind=header.kind,
@@ -189,7 +189,8 @@ class ColumnIntake:
             epoch=header.epoch,
         )
         size_bytes = len(delivery.records)
-        queued = Queued(shard, delivery, accepted.tickets, max(1, size_bytes // ITEM_BYTES), accepted.size_bytes)
+        items = max(1, size_bytes // ITEM_BYTES)
+        queued = Queued(shard, delivery, accepted.tickets, items, accepted.size_bytes, columns=True)
         self._mailbox.put_telemetry(queued, policy)
 
     def _place(self, kind: str, name: str) -> Place:
@@ -284,6 +285,7 @@ def _joined(run: list[Queued]) -> Queued:
         tickets=tuple(ticket for queued in run for ticket in queued.tickets),
         items=sum(queued.items for queued in run),
         size_bytes=sum(queued.size_bytes for queued in run),
+        columns=True,
     )
 
 

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from msgspec import structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.columns import Engine, Say
+from stigmergy.agents.ledgers import Ledger, entered_of
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.view import View, plan_of
 from stigmergy.base.errors import ConfigError, DefinitionError
 from stigmergy.bus.subscriptions import Subscriptions
 from stigmergy.devices.equipment import Equipment
+from stigmergy.models.model import models_of
 from stigmergy.node.mailbox import BLOCK, StreamPolicy
 from stigmergy.node.map_layers import MapLayers
 from stigmergy.node.settings import Settings
@@ -76,6 +79,26 @@ def _checked_views(name: str, views: object) -> tuple[type[View], ...]:
     return tuple(given)
 
 
+def _checked_ledgers(name: str, ledgers: object, plans: Mapping[str, AgentPlan]) -> dict[str, Ledger[Any]]:
+    given = ledgers if isinstance(ledgers, list | tuple) else (ledgers,)
+    found: dict[str, Ledger[Any]] = {}
+    for ledger in given:
+        if not isinstance(ledger, Ledger):
+            raise DefinitionError(f"fleet {name!r}: ledgers={ledger!r}; give a list of Ledger(…)")
+        if ledger.name in found:
+            raise DefinitionError(f"fleet {name!r}: two ledgers are called {ledger.name!r}; rename one of them")
+        found[ledger.name] = ledger
+        for to in ledger.to:
+            kind, slash, _ = to.partition("/")
+            if not slash or kind not in plans or not plans[kind].handles(entered_of(ledger.entry)):
+                handler = f"Entered[{ledger.entry.__name__}]"
+                raise DefinitionError(
+                    f"{ledger!r}: to={to!r} is no agent of fleet {name!r} with a handler for {handler}; write one, or "
+                    "name another agent as Kind/name"
+                )
+    return found
+
+
 class Declaration(Equipment, Subscriptions, MapLayers):
     """A fleet: a name, agent classes, and who carries out their actions and slow work."""
 
@@ -91,12 +114,13 @@ class Declaration(Equipment, Subscriptions, MapLayers):
         shard_by: ShardKey | None = None,
         views: Sequence[type[View]] = (),
         workflows: Sequence[Workflow] = (),
+        ledgers: Sequence[Ledger[Any]] = (),
     ) -> None:
         """Declares a fleet. `compiled` names the classes that run as compiled code, or True for all of them: see
         docs/compiled.md for what can be compiled. An agent's shard is a hash of its address, or of what `shard_by` says
         of the address, such as its zone. `name`, `shards` and `shard_by` are for good. `views` are the read models
         that follow its log: see docs/views.md. `workflows` are those whose runs are agents of it: see
-        docs/workflows.md."""
+        docs/workflows.md. `ledgers` are those of its own that agents propose entries to: see docs/ledger.md."""
         _check_declared(name, agents, shards)
         _check_options(name, settings, streams)
         Equipment.__init__(self)
@@ -113,10 +137,13 @@ class Declaration(Equipment, Subscriptions, MapLayers):
         for cls in _compiled_of(name, agents, compiled):
             kind = cls.__agent_kind__
             self.plans[kind] = structs.replace(self.plans[kind], engine=self.engine_of(cls))
+        self.models = models_of(self.plans.values())
+        """By name, those that its agents ask: read from their handlers for the answers."""
         for workflow in self.workflows:
             check_targets(workflow, self.plans)
         self._streams = dict(streams or {})
         self.views = _checked_views(name, views)
+        self.ledgers = _checked_ledgers(name, ledgers, self.plans)
         self.receivers: dict[str, Callable[[int], int]] = {}
         """Per sink, asked at start: the highest sequence of this shard's effects that the receiver has confirmed."""
 

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.base.clock import Threads
+from stigmergy.base.errors import ConfigError, StigmergyError
 from stigmergy.devices.loops import Loop, LoopContext, LoopCounters, LoopSpec
 from stigmergy.devices.port import Attachment
 from stigmergy.devices.sensors import Poller, Pusher, SensorCounters, SensorOutlet, SensorSpec, log
@@ -80,7 +81,7 @@ class Devices:
         for attachment in self._host.declaration.attachments:
             self._open.append(attachment)
             try:
-                await attachment.open()
+                await open_attachment(attachment)
             except BaseException:
                 await self.close()
                 raise
@@ -221,6 +222,16 @@ class Devices:
     def _now_s(self) -> float:
         last_ns = max(shard.state.time_ns for shard in self._host.shards)
         return max(self._host.clock.wall_ns(), last_ns) / SECOND_NS
+
+
+async def open_attachment(attachment: Attachment) -> None:
+    """Opens what devices share. What stands in its way is for people to mend, and no bug of ours."""
+    try:
+        await attachment.open()
+    except StigmergyError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{type(attachment).__name__} cannot be opened: {str(error) or repr(error)}") from error
 
 
 async def start_attached(host: Host, devices: Devices) -> None:

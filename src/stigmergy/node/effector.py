@@ -22,7 +22,17 @@ import msgspec
 from msgspec import UNSET, Struct, structs
 
 from stigmergy.agents.codec import MESSAGE_BYTES_MAX, UNDECODABLE, encode, printable, tag_of
-from stigmergy.agents.effects import LAPSED, PUBLISH, ActionDone, ActionFailed, Order, OrderClaim, WorkFailed
+from stigmergy.agents.effects import (
+    ENTRIES,
+    LAPSED,
+    PUBLISH,
+    ActionDone,
+    ActionFailed,
+    Order,
+    OrderClaim,
+    WorkFailed,
+)
+from stigmergy.agents.ledgers import NO_LEDGER, outcome_of, read_proposal
 from stigmergy.agents.messages import SECOND_NS, Action, Claimed, Event, Work, spec_of
 from stigmergy.agents.plans import AgentPlan, confirmation
 from stigmergy.agents.steps import heard_of
@@ -92,9 +102,10 @@ class Effector:
         held_claim: Callable[[str, Claimed], OrderClaim | None],
         publish: Callable[[int, Pending], None] | None,
         blobs: Blobs | None = None,
+        enter: Callable[[int, Pending], None] | None = None,
     ) -> None:
         """`held_claim` gives the claim that an effect is bound to, if the agent holds it right now. Without `publish`,
-        what is published is unheard."""
+        what is published is unheard; without `enter`, what is proposed to ledgers is refused."""
         self._actuators = {
             tag: _fitted(effect, call, actuators.retry_policy.get(tag, RetryPolicy()), settings)
             for tag, (effect, call) in actuators.by_tag.items()
@@ -117,6 +128,7 @@ class Effector:
         self._slice_end_s: float | None = None
         self._halted = False
         self._publish = publish
+        self._enter = enter
         self._held_claim = held_claim
         self._blobs = blobs
         self.measures: HostMeasures | None = None
@@ -136,6 +148,13 @@ class Effector:
         self.counters.released += 1
         if pending.sink == PUBLISH and self._publish is not None:
             self._publish(shard, pending)
+            return
+        if pending.sink == ENTRIES:
+            if self._enter is None:
+                refused = outcome_of(read_proposal(pending.body), reason=NO_LEDGER)
+                self._settle(shard, EffectSettled(pending.sink, pending.sequence, refused, failed=NO_LEDGER))
+            else:
+                self._enter(shard, pending)
             return
         name = (pending.sink, pending.agent)
         lane = self._lanes.get(name)

@@ -16,6 +16,7 @@ from msgspec import structs
 from stigmergy.agents.codec import tag_of
 from stigmergy.agents.effects import PUBLISH
 from stigmergy.agents.messages import Event
+from stigmergy.agents.raw import BUS, inner_tag
 from stigmergy.base.errors import LogCut, TooLarge
 from stigmergy.bus.history import (
     REPLY_BYTES,
@@ -168,6 +169,8 @@ class HistoryReader:
             topic, body = _published.decode(owed.body)
             if not self._wanted.has(owed.agent, topic) or (self._event and tag_of(body) != self._event):
                 continue
+            if not self._host.raw.is_idle and self._host.raw.stays(inner_tag(body), BUS):
+                continue  # it was never published
             # What a device gets as plain JSON is not published on the agent's own topic.
             if any(order.about == topic and order.agent.match(owed.agent) is not None for order in self._orders):
                 continue

@@ -18,9 +18,10 @@ from msgspec import Struct, structs
 
 from stigmergy.agents.assignment import Assignment, shown
 from stigmergy.agents.codec import Envelope
-from stigmergy.agents.effects import OrderClaim
+from stigmergy.agents.effects import MODELS, OrderClaim
 from stigmergy.agents.messages import SECOND_NS, Claimed, Event
 from stigmergy.agents.ordered import LEDGER
+from stigmergy.agents.raw import RawGuard
 from stigmergy.agents.shared import Merged, SharedChanged, replica_incarnation, replica_seed
 from stigmergy.audit.retention import Safeguards
 from stigmergy.base.clock import Clock
@@ -57,6 +58,7 @@ from stigmergy.shard.shard import Shard, Shards
 from stigmergy.shard.state import ShardState, addresses_of
 from stigmergy.shard.tracing import durable_notes
 from stigmergy.store.blobs import Blobs
+from stigmergy.workflows.stuck_runs import StuckRuns
 
 log = Log("host")
 DRAIN_LOOK_S = 0.002
@@ -73,12 +75,16 @@ class Connections(Struct, frozen=True):
     """The replicas: told of durable changes of shared fields, and of agents with such fields that are new."""
     claims: ClaimRequester | None = None
     """Asks the ledger for agents; without one nothing is granted."""
+    enter: Callable[[int, Pending], None] | None = None
+    """Enters what agents propose into ledgers of users' own; without one it is refused."""
     peers: RemoteShards | None = None
     """The owners of the shards that are not ours."""
     remote: RemoteAgents | None = None
     """The agents that other nodes run; without a bus what is told to them is given up."""
     forward: Callable[[int, Pending], None] | None = None
     """Sends a durable command on to the node that runs its agent."""
+    models: Callable[[int, Pending], None] | None = None
+    """Asks the node's models; without them what is asked of them is given up."""
     forwards: Callable[[str], bool] | None = None
     """Whether commands for an agent that does not run here can be sent on."""
     is_named: Callable[[str], bool] | None = None
@@ -151,14 +157,12 @@ class Host:
 
         Raises, with nothing changed and nothing connected, if the log is not ours to go on with.
         """
-        self.recovered = recovered
-        self.declaration = declaration
-        self._guard = guard
+        self.recovered, self.declaration, self._guard = recovered, declaration, guard
         where = (self._locate, declaration.name, self._is_elsewhere, self._unreachable)
         self.assignment, self.key = Assignment(agents, declaration.plans, *where), (signer.algorithm, signer.public_key)
         self.settings = settings = settings or declaration.settings
-        self.journal = journal
-        self.clock, self.verifier = clock, verifier
+        self.raw = RawGuard(declaration.plans, settings.raw_may_leave)
+        self.journal, self.clock, self.verifier = journal, clock, verifier
         self.replica_incarnation = replica_incarnation(journal.identity.incarnation, place)
         self.replica_seed = replica_seed(declaration.name, signer.public_key, self.replica_incarnation)
         self.failure: Exception | None = None
@@ -185,23 +189,22 @@ class Host:
         self.batched_actuators = BatchedActuators(
             actuators, lambda number: self.shards[number].state, settings, self._inform
         )
-        self._alarms = Alarms()
-        self._staleness = Staleness(declaration.plans)
+        self._alarms, self._staleness = Alarms(), Staleness(declaration.plans)
         self._check_every_ns = int(settings.retention.check_every_s * SECOND_NS)
         self._connections = to = connect(self)
         self._claims, self._shared = to.claims, to.shared
         self.intake.forward_to(to.forwards, self.shards.has_command, settings.commands.keep_s)
         states, rest = [shard.state for shard in self.shards], (recovered.bases, to.safeguards or Safeguards())
+        self.stuck_runs = StuckRuns(states, declaration.plans)
         self.housekeeper = tidy = Housekeeper(
             states, lambda number: self.shards[number].open_images, journal, settings, clock, self._inform, *rest
         )
         calls = (self._gather, self._written, self._give_up)
         self.committer = Committer(self.shards, journal, signer, clock, tidy, settings, *calls, covers_all)
         self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now, to.peers, to.remote)
-        plans, incarnation = declaration.plans, journal.identity.incarnation
-        self.blobs = to.blobs
+        plans, incarnation, self.blobs = declaration.plans, journal.identity.incarnation, to.blobs
         self.effector = Effector(
-            actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish, to.blobs
+            actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish, to.blobs, to.enter
         )
         self.safety = Safety(self.shards, self.effector, clock, self.intake.put_inside)
         self.feed = LogFeed(journal, self.shards, self.durable_position, self._is_busy)
@@ -364,8 +367,7 @@ class Host:
         self.columns.fail_all(error)
 
     def fail(self, error: Exception) -> None:
-        """The journal or we ourselves have failed: agents are made safe without the disk, and nothing more is done.
-        If another owner may have the shards, that includes safe actions."""
+        """The journal or we have failed: agents are made safe without the disk, unless another may have the shards."""
         if not self.may_act() or (self._guard is not None and isinstance(error, JournalConflict)):
             self.retire(error)
         if self.failure is not None:
@@ -425,7 +427,7 @@ class Host:
             self.committer.write(monotonic_ns)
             # Without room a write is under way, and its end wakes us.
             if self.committer.room and (full or (stepped and self.mailbox.waiting)):
-                self._wake()
+                (self.waker.wake_behind if self.mailbox.is_slow else self._wake)()
             self.waker.plan(monotonic_ns, monotonic_ns + self._check_every_ns, could_step=not full)
         except BaseException as error:
             self._give_up(error)
@@ -458,11 +460,8 @@ class Host:
         effects = 0
         for shard in self.shards:
             number = shard.state.shard
-            mine = (
-                queued_inputs
-                if len(self.shards) == 1
-                else [queued for queued in queued_inputs if queued.shard == number]
-            )
+            alone = len(self.shards) == 1
+            mine = queued_inputs if alone else [queued for queued in queued_inputs if queued.shard == number]
             if mine:
                 effects -= shard.effects_count
                 try:
@@ -475,10 +474,12 @@ class Host:
         self.mailbox.put_back(left)
         items = sum(queued.items for queued in queued_inputs)
         self.committer.took(items, full=bool(left))
+        took_ns = self.clock.monotonic_ns() - monotonic_ns
+        self.mailbox.stepped(took_ns)
         if self.measures is not None:
             since_ns = min(self.mailbox.taken_since_ns, monotonic_ns)
             self.measures.mailbox_wait.observe(monotonic_ns - since_ns, items)
-            self.measures.step.observe(self.clock.monotonic_ns() - monotonic_ns)
+            self.measures.step.observe(took_ns)
             if effects:
                 self.committer.owes(since_ns, effects)
         return bool(queued_inputs)
@@ -497,10 +498,8 @@ class Host:
         for asked, verdict, position in stepped.repeats:
             self._repeats.add(number, position, asked, verdict)
         taken = len(queued_inputs) - len(stepped.left)
-        left = [
-            Queued(number, one, queued.tickets, queued.items, queued.size_bytes, queued.first, queued.since_ns)
-            for one, queued in zip(stepped.left, queued_inputs[taken:], strict=True)
-        ]
+        rest = zip(stepped.left, queued_inputs[taken:], strict=True)
+        left = [structs.replace(queued, input=one) for one, queued in rest]
         self._refuse(number, stepped, queued_inputs)
         tickets = [ticket for queued in queued_inputs[:taken] for ticket in queued.tickets]
         if stepped.wait_ns is not None:
@@ -563,6 +562,7 @@ class Host:
                 self._shared(number, ready.shared)
             follow(self.shards[number].state, ready)
             self.batched_actuators.release(number, ready.blocks)
+            self.stuck_runs.note(number, ready.touched)
             self.housekeeper.durable(ready)
             self.feed.durable(ready.commit, len(ready.sealed.body))
             if ready.commit.traces:
@@ -597,7 +597,9 @@ class Host:
                 continue
             if at_rest and pending.agent in at_rest:
                 continue
-            if pending.sink != LEDGER:
+            if pending.sink == MODELS and self._connections.models is not None:
+                self._connections.models(number, pending)
+            elif pending.sink != LEDGER:
                 self.effector.release(number, pending)
             elif self._claims is not None:
                 self._claims.propose(number, pending)
@@ -628,8 +630,7 @@ class Host:
         return self.clock.wall_ns() if self._trace_of(number, pending) else 0
 
     def _held_claim(self, agent: str, claimed: Claimed) -> OrderClaim | None:
-        """The claim that an order is bound to, if the agent holds it at this moment of our clock. After a start nothing
-        is held, and without a ledger nothing ever."""
+        """The claim that an order is bound to, if the agent holds it at this moment of our clock."""
         end_ns, now_ns = self._lease_end_ns(agent, claimed), self.clock.monotonic_ns()
         if now_ns >= end_ns:
             return None
@@ -656,12 +657,10 @@ class Host:
         return is_named(address)
 
     def _locate(self, address: str) -> str:
-        locate = self._connections.locate
-        return "" if locate is None else locate(address)
+        return "" if (locate := self._connections.locate) is None else locate(address)
 
     def _unreachable(self, address: str) -> str:
-        unreachable = self._connections.unreachable
-        return "" if unreachable is None else unreachable(address)
+        return "" if (unreachable := self._connections.unreachable) is None else unreachable(address)
 
     def _inform(self, number: int, told: Input) -> None:
         """Inputs from actuators, tables and the housekeeper for a shard."""

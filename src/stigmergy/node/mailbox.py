@@ -2,9 +2,13 @@
 
 There are three lanes, served in this order: internal inputs (timers, results, tells; bounded by what is owed),
 commands, telemetry. So commands are never shed before telemetry, and nothing from outside can starve internal inputs.
-In the telemetry lane sources take turns, and so do those that wait for room: a source that sends thousands, over a bus,
-in envelopes or in columns, delays the others by one of its entries. When the lane is full, the stream's policy decides;
-a shed input is counted and moves its source's mark.
+In the telemetry lane sources take turns, and so do those that wait for room: a source that sends thousands, over a bus
+or in envelopes, delays the others by one of its entries. When the lane is full, the stream's policy decides; a shed
+input is counted and moves its source's mark.
+
+Records for compiled agents share the bounds of the telemetry lane, but not its turns: they cost a hundredth of what
+interpreted agents take for an input. Where inputs take long, `take` gives out fewer at a time, and parts of envelopes,
+and each time some records with them: what waits behind an input never waits for thousands of others.
 """
 
 from __future__ import annotations
@@ -12,11 +16,13 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Protocol
 
 from msgspec import Struct, structs
 
+from stigmergy.agents.messages import SECOND_NS
 from stigmergy.base.errors import Bug, Overloaded
 from stigmergy.base.fair_queue import FairQueue
 from stigmergy.shard.inputs import ColumnDelivery, Delivery, Input, SequencesSkipped
@@ -78,6 +84,8 @@ class Queued(Struct):
     """It is stepped before everything else that waits: an agent must not act on what it holds no longer."""
     since_ns: int = UNTIMED_NS
     """When it was put here, for metrics."""
+    columns: bool = False
+    """Records, or a note among those of their source."""
 
 
 class MailboxCounters(Struct):
@@ -105,6 +113,12 @@ TURN_COST = 16 * 1024
 ITEM_COST = 256
 """What an item costs beside its bytes, where sources take turns."""
 
+STEP_NS = SECOND_NS // 200
+"""So long the inputs that are taken together may take at most. Everything else waits meanwhile: the disk that has
+answered, records, timers, sockets."""
+STEPPED_ITEMS_MIN, STEPPED_ITEMS_MAX = 16, 500
+"""So many inputs are taken together, however long they take; and where so many take half of `STEP_NS`, all are."""
+
 GONE = -1
 """The shard of an input that has left the queue."""
 
@@ -122,7 +136,10 @@ class Mailbox:
         self._first: deque[Queued] = deque()
         self._inside: deque[Queued] = deque()
         self._commands: deque[Queued] = deque()
+        self._left: deque[Queued] = deque()
+        """What found no room in a commit: before all that their sources have sent since."""
         self._telemetry: FairQueue[Queued] = FairQueue(TURN_COST)
+        self._columns: FairQueue[Queued] = FairQueue(TURN_COST)
         self._blocked: FairQueue[Queued] = FairQueue(TURN_COST)
         self._items = 0
         self._bytes = 0
@@ -132,6 +149,9 @@ class Mailbox:
         """What waits of each stream from which something may be shed, in order. Notes of what was shed among it."""
         self._gone = 0
         """Inputs in the telemetry lane that were merged into later ones; they are skipped."""
+        self._step_items_max = UNTIMED_NS
+        """So many inputs take about `STEP_NS`; at first as many as there are."""
+        self._taken_items = 0
         self.counters = MailboxCounters()
         self._monotonic_ns: Callable[[], int] | None = None
         self._stamp_ns = UNTIMED_NS
@@ -158,7 +178,7 @@ class Mailbox:
         """By shard how many items wait for it, and when the oldest was put. Looks at so many inputs at most, the lanes
         in the order of stepping: what waits behind those is not counted."""
         found: dict[int, tuple[int, int]] = {}
-        lanes = (self._first, self._inside, self._commands, self._telemetry, self._blocked)
+        lanes = (self._first, self._left, self._inside, self._commands, self._telemetry, self._columns, self._blocked)
         for queued in islice(chain(*lanes), inputs_max):
             if queued.shard != GONE:
                 items, since_ns = found.get(queued.shard, (0, UNTIMED_NS))
@@ -211,16 +231,30 @@ class Mailbox:
             self._add_shedding(note)
 
     def take(self, items_max: int, *, telemetry: bool) -> Iterator[Queued]:
-        """Inputs in the order of stepping, until this many items are out. Take all of them."""
+        """Inputs in the order of stepping, until this many items are out, or as many as may be stepped together.
+        Records have the rest of `items_max`, and some are always taken. Take all of them, then call `stepped`."""
         taken, since_ns = 0, UNTIMED_NS
-        for lane in (self._first, self._inside, self._commands):
-            while lane and taken < items_max:
-                queued = lane.popleft()
+        self._taken_items, step_items_max = 0, min(items_max, self._step_items_max)
+        for lane in (self._first, self._left, self._inside, self._commands):
+            while lane and taken < items_max and self._taken_items < step_items_max:
+                queued = self._part(lane.popleft(), lane.appendleft)
                 taken += queued.items
                 since_ns = min(queued.since_ns, since_ns)
                 yield queued
-        while telemetry and self._telemetry and taken < items_max:
-            _, queued = self._telemetry.pop()
+        # What was left comes before all that its source has sent since.
+        while telemetry and not self._left and self._telemetry and self._taken_items < step_items_max:
+            source, queued = self._telemetry.pop()
+            if queued.shard == GONE:
+                self._gone -= 1
+                continue
+            queued = self._part(queued, partial(self._stay, source))
+            self._leave(queued)
+            taken += queued.items
+            since_ns = min(queued.since_ns, since_ns)
+            yield queued
+        limit = max(items_max, taken + 1)
+        while telemetry and not self._left and self._columns and taken < limit:
+            _, queued = self._columns.pop()
             if queued.shard == GONE:
                 self._gone -= 1
                 continue
@@ -237,20 +271,51 @@ class Mailbox:
             self._blocked_bytes -= queued.size_bytes
             self._add(queued)
 
+    def _part(self, queued: Queued, stay: Callable[[Queued], None]) -> Queued:
+        """What is taken of it at once: all of it, or its first items; then the rest stays where it was."""
+        one, count = queued.input, self._step_items_max
+        if isinstance(one, Delivery) and one.length > count:
+            part = Queued(queued.shard, one.until(count), (), count, queued.size_bytes * count // one.length)
+            part.since_ns = queued.since_ns
+            # Who waits is told when the rest is over: a source's inputs are durable in their order.
+            queued.input = one.behind(count)
+            queued.items -= count
+            queued.size_bytes -= part.size_bytes
+            stay(queued)
+            queued = part
+        self._taken_items += 0 if queued.columns else queued.items
+        return queued
+
+    def _stay(self, source: str, rest: Queued) -> None:
+        self._telemetry.put_rest(source, rest, _cost(rest))
+
+    def stepped(self, took_ns: int) -> None:
+        """What was taken last has taken so long: says how much may be taken together from now on."""
+        taken = self._taken_items
+        if took_ns > STEP_NS and taken > STEPPED_ITEMS_MIN:
+            self._step_items_max = max(STEPPED_ITEMS_MIN, taken * STEP_NS // took_ns)
+        elif took_ns < STEP_NS // 2 and taken >= self._step_items_max:
+            self._step_items_max = 2 * taken if taken < STEPPED_ITEMS_MAX else UNTIMED_NS
+
     def put_back(self, queued_inputs: list[Queued]) -> None:
         """Inputs that found no room in the commit: they come first next time."""
         for queued in reversed(queued_inputs):
-            (self._first if queued.first else self._inside).appendleft(queued)
+            (self._first if queued.first else self._left).appendleft(queued)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether inputs take so long that not all that wait are taken together."""
+        return self._step_items_max < UNTIMED_NS
 
     @property
     def waiting(self) -> bool:
         """Whether anything is in the lanes."""
-        return bool(self._first or self._inside or self._commands or self._telemetry)
+        return self.pressing or bool(self._telemetry or self._columns)
 
     @property
     def pressing(self) -> bool:
         """Whether anything but telemetry is in the lanes."""
-        return bool(self._first or self._inside or self._commands)
+        return bool(self._first or self._left or self._inside or self._commands)
 
     @property
     def trickles(self) -> bool:
@@ -264,10 +329,11 @@ class Mailbox:
 
     def clear(self) -> list[Queued]:
         """Empties the lanes; the caller tells everybody who waits."""
-        queued_inputs = [*self._first, *self._inside, *self._commands, *self._telemetry.clear(), *self._blocked.clear()]
-        self._first.clear()
-        self._inside.clear()
-        self._commands.clear()
+        lanes: tuple[deque[Queued], ...] = (self._first, self._left, self._inside, self._commands)
+        queued_inputs = [queued for lane in lanes for queued in lane]
+        queued_inputs += [*self._telemetry.clear(), *self._columns.clear(), *self._blocked.clear()]
+        for lane in lanes:
+            lane.clear()
         self._streams.clear()
         self._items = self._bytes = self._blocked_bytes = self._gone = 0
         return queued_inputs
@@ -289,7 +355,7 @@ class Mailbox:
         self._blocked_bytes += queued.size_bytes
 
     def _add(self, queued: Queued) -> None:
-        self._telemetry.put(_source(queued), queued, _cost(queued))
+        (self._columns if queued.columns else self._telemetry).put(_source(queued), queued, _cost(queued))
         self._items += queued.items
         self._bytes += queued.size_bytes
 
@@ -378,10 +444,11 @@ class Mailbox:
         queued.shard = GONE
         queued.tickets = ()
         self._gone += 1
-        if 2 * self._gone > len(self._telemetry):
-            for waiting in self._telemetry.clear():
-                if waiting.shard != GONE:
-                    self._telemetry.put(_source(waiting), waiting, _cost(waiting))
+        if 2 * self._gone > len(self._telemetry) + len(self._columns):
+            for fair in (self._telemetry, self._columns):
+                for waiting in fair.clear():
+                    if waiting.shard != GONE:
+                        fair.put(_source(waiting), waiting, _cost(waiting))
             self._gone = 0
 
 

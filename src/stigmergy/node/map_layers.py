@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from stigmergy.agents.agent import Agent
@@ -27,6 +28,9 @@ TURN = 256
 """A heading is kept in so many parts of a turn."""
 NO_HEADING = 0
 LAYERS_MAX = 32
+DRAWN_BYTES_MAX = 65_536
+"""Of the GeoJSON that one agent draws; an agent that draws more is left out."""
+NOTHING_DRAWN = b"[]"
 _LAYER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 LayerSource = str | Path | Callable[[], Any]
 """A file with GeoJSON, or a function that returns a FeatureCollection."""
@@ -51,6 +55,21 @@ class MapLayer(Struct, frozen=True):
     colour: Callable[[Any], str] | None
     plane: Plane
     trail_s: float
+    draw: Callable[[Any], Sequence[Mapping[str, Any]]] | None = None
+
+    def drawing_of(self, agent: Any) -> bytes:
+        """What an agent draws, as a JSON list of GeoJSON features. Raises what the function raises, and ValueError."""
+        if self.draw is None:
+            return NOTHING_DRAWN
+        features: list[Any] = list(self.draw(agent))
+        if not features:
+            return NOTHING_DRAWN
+        if any(not isinstance(one, Mapping) or one.get("type") != "Feature" for one in features):
+            raise ValueError("draw returned something else than a list of GeoJSON features")
+        text = msgspec.json.encode(features)
+        if len(text) > DRAWN_BYTES_MAX:
+            raise ValueError(f"it draws {len(text):,} bytes of GeoJSON; {DRAWN_BYTES_MAX:,} at most")
+        return text
 
     def point_of(self, agent: Any) -> MapPoint | None:
         """Where an agent is; None if it is nowhere yet. Raises what the functions raise, and ValueError."""
@@ -89,12 +108,14 @@ class MapLayers:
         colour: Callable[[AgentT], str] | None = None,
         plane: Plane = "geo",
         trail_s: float = 30.0,
+        draw: Callable[[AgentT], Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
         """Shows the agents of a kind on the map of `stigmergy serve`.
 
         `at` says where an agent is by its state: latitude and longitude, or x and y with `plane="xy"`; None while it is
         nowhere. `heading` is in degrees, clockwise from north. `colour` names what the agent is like, such as "ok" and
-        "low"; the page gives each name a colour. `trail_s` is how long the line behind it is; 0 for none.
+        "low"; the page gives each name a colour. `trail_s` is how long the line behind it is; 0 for none. `draw`
+        returns GeoJSON features, such as the way of a job; one without the property `colour` has that of the agent.
         """
         plan = next((one for one in self.plans.values() if one.cls is kind), None)
         if plan is None:
@@ -104,7 +125,7 @@ class MapLayers:
         what = f"fleet {self.name!r}: map({plan.kind})"
         if plan.kind in self.map_layers:
             raise DefinitionError(f"{what} is declared twice; keep one of both")
-        for name, function in (("at", at), ("heading", heading), ("colour", colour)):
+        for name, function in (("at", at), ("heading", heading), ("colour", colour), ("draw", draw)):
             if not callable(function) and (name == "at" or function is not None):
                 raise DefinitionError(f"{what}: {name}={function!r}; give a function of the agent, such as a lambda")
         if plane not in PLANES:
@@ -115,7 +136,7 @@ class MapLayers:
             )
         if not _is_trail(trail_s):
             raise DefinitionError(f"{what}: trail_s={trail_s!r}; give 0 to {TRAIL_S_MAX:g} seconds")
-        self.map_layers[plan.kind] = MapLayer(plan.kind, at, heading, colour, plane, float(trail_s))
+        self.map_layers[plan.kind] = MapLayer(plan.kind, at, heading, colour, plane, float(trail_s), draw)
 
     def layer(self, name: str, source: LayerSource) -> None:
         """Draws GeoJSON beneath the agents, such as zones, roads or outlines: a file, or a function that returns a

@@ -74,7 +74,9 @@ class HostMeasures:
         self.source_lag = Histogram()
         self.effects = {sink: Histogram() for sink in (ACTUATORS, WORK)}
         self.inference: dict[str, Histogram] = {}
-        """By the name of the model; whoever runs one adds it."""
+        """By the name of the model, from question to answer."""
+        self.inferences: dict[tuple[str, str, str], int] = {}
+        """By model, version and outcome."""
         self.written_bytes = 0
         self.types: dict[tuple[str, str], float] = {}
         """Events by kind and type."""
@@ -83,6 +85,13 @@ class HostMeasures:
         """Hears of each durable group while a profile runs."""
         self._name_of = name_of
         self._events, self._records = _Sampling(), _Sampling()
+
+    def answered(self, model: str, version: str, outcome: str, latency_ns: int) -> None:
+        """A model, or its rule, has answered."""
+        self.inference.setdefault(model, Histogram()).observe(latency_ns)
+        name = (model, version, outcome)
+        if name in self.inferences or len(self.inferences) < TYPES_COUNT_MAX:
+            self.inferences[name] = self.inferences.get(name, 0) + 1
 
     def group(self, readies: Sequence[Ready], monotonic_ns: int) -> None:
         """A group is durable."""

@@ -7,25 +7,23 @@ check here before you start a host.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FunctionType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.effects import Publish
+from stigmergy.agents.mentions import reactions_mention
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.base.errors import ConfigError
 from stigmergy.node.declaration import Declaration
 
 BUS, LEDGER = "bus", "ledger"
+LEADERLESS_S_MAX = 8.0
+"""So long the servers may take to elect another leader of a log. There is no setting for it."""
 NAMED_MAX = 5
 """A sentence names so many fields of one kind."""
-FUNCTIONS_MAX = 10_000
-"""So many functions of an agent class are read for what it publishes."""
-_CORE = ("stigmergy.agents.", "stigmergy.shard.", "stigmergy.devices.")
 
 
 class Needs(Struct, frozen=True):
@@ -39,6 +37,8 @@ class Needs(Struct, frozen=True):
     """What is declared to come from a bus or to go to devices on it: patterns, topics, agents that hear of members."""
     claims: tuple[str, ...] = ()
     """Ordered fields: the ledger grants them."""
+    ledgers: tuple[str, ...] = ()
+    """Ledgers of its own."""
 
     @property
     def why_bus(self) -> str:
@@ -55,7 +55,9 @@ class Needs(Struct, frozen=True):
     @property
     def why_ledger(self) -> str:
         """Why it needs a ledger; empty if it needs none."""
-        return _said(self.claims, "is claimed", "are claimed")
+        claimed = _said(self.claims, "is claimed", "are claimed")
+        listed = _said(self.ledgers, "is a ledger of it", "are ledgers of it")
+        return "; ".join(part for part in (claimed, listed) if part)
 
     def unmet(self, *, bus: bool, ledger: bool) -> dict[str, str]:
         """What a fleet whose shards move lacks, and why it needs that."""
@@ -85,6 +87,7 @@ def needs_of(fleet: Declaration, agents: Sequence[str] = ()) -> Needs:
             )
         ),
         claims=_fields(here, lambda plan: plan.ordered),
+        ledgers=tuple(fleet.ledgers),
     )
 
 
@@ -105,47 +108,29 @@ def lacking(unmet: dict[str, str]) -> str:
     return " and ".join(f"a {what} ({why})" for what, why in unmet.items())
 
 
+def hasty_rules(fleet: Declaration) -> list[str]:
+    """What is to be said of staleness rules that are shorter than a log on servers may take to get another leader: what
+    sensors say is handled only then."""
+    return [
+        f"{kind} takes its safe action after {rule.after_s:g} s without {rule.event.__name__}: it will do so whenever "
+        f"the server that leads its log dies, because that log then takes nothing for up to {LEADERLESS_S_MAX:g} s; "
+        "give WhenStale more, or run these agents on their device or gateway"
+        for kind, plan in fleet.plans.items()
+        for rule in plan.stale_rules
+        if rule.after_s <= LEADERLESS_S_MAX
+    ]
+
+
 def publishes(cls: type[Agent]) -> bool:
     """Whether the reactions of an agent class yield `Publish`, by their code and that of the functions they call.
 
     Code that finds `Publish` in another way, such as a table of classes, is not seen: then the first message that goes
     nowhere is told by the host that has no bus.
     """
-    reactions = [handlers.react for handlers in cls.__agent_handlers__.values() if handlers.react is not None]
-    ahead = [react for react in reactions if isinstance(react, FunctionType)]
-    seen: set[CodeType] = set()
-    while ahead and len(seen) < FUNCTIONS_MAX:
-        function = ahead.pop()
-        if function.__code__ in seen:
-            continue
-        seen.add(function.__code__)
-        for name, value in _mentioned(function, cls):
-            if (isinstance(value, type) and issubclass(value, Publish)) or (value is None and name == Publish.__name__):
-                return True
-            if isinstance(value, FunctionType) and not value.__module__.startswith(_CORE):
-                ahead.append(value)
-    return False
-
-
-def _mentioned(function: FunctionType, cls: type[Agent]) -> Iterator[tuple[str, Any]]:
-    """All names in a function, with what they stand for; None for an attribute of something that is not known."""
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        for name in code.co_names:
-            yield name, function.__globals__.get(name)
-            yield "", _function(getattr(cls, name, None))
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # a cell that is still empty
-            yield name, cell.cell_contents
-
-
-def _function(attribute: Any) -> Any:
-    """The function behind a method, a class method or a property."""
-    if isinstance(attribute, property):
-        return attribute.fget
-    return getattr(attribute, "__func__", attribute)
+    return any(
+        (isinstance(value, type) and issubclass(value, Publish)) or (value is None and name == Publish.__name__)
+        for _, name, value in reactions_mention(cls)
+    )
 
 
 def _fields(plans: Sequence[AgentPlan], of: Callable[[AgentPlan], dict[str, Any]]) -> tuple[str, ...]:

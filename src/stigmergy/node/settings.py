@@ -9,9 +9,11 @@ from typing import Literal
 from msgspec import Struct
 
 from stigmergy.agents.messages import EXPIRES_S_MAX
+from stigmergy.agents.raw import read_rules
 from stigmergy.audit.copy_format import CopySettings
 from stigmergy.base.errors import ConfigError
 from stigmergy.membership.settings import SwimSettings
+from stigmergy.models.service import ModelSettings
 from stigmergy.shard.state import Limits
 from stigmergy.store.blobs import BlobSettings
 
@@ -295,10 +297,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     membership: SwimSettings = SwimSettings()
     copies: CopySettings = CopySettings()
     blobs: BlobSettings = BlobSettings()
+    models: ModelSettings = ModelSettings()
     metrics: MetricsSettings = MetricsSettings()
     traces: TraceSettings = TraceSettings()
+    raw_may_leave: tuple[str, ...] = ()
+    """Which raw kinds of events may leave their device, and how: "Sampled to uplink"; see docs/privacy.md."""
 
     def __post_init__(self) -> None:
+        read_rules(self.raw_may_leave)
         for name in COUNTS:
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ConfigError(f"settings: {name} = {getattr(self, name)!r}; give a whole number from 1 upward")

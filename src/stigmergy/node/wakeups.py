@@ -20,6 +20,11 @@ OnUnserved = Callable[[str, int], None]
 is a bug that burns a core. The simulator ends a run for it; a node goes on."""
 
 
+GIVE_WAY_COUNT = 3
+"""Callbacks through which an answer of the disk comes, one after the other: thread, task, committer. With a long turn
+between each of them and the next, the disk would seem to take three turns longer."""
+
+
 class DeadlineWatch(Protocol):
     """Something that waits for a time."""
 
@@ -48,6 +53,19 @@ class Waker:
         if not self._scheduled and not self._over:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._take)
+
+    def wake_behind(self) -> None:
+        """Has a turn taken once an answer of the disk that is there was heard."""
+        if not self._scheduled and not self._over:
+            self._scheduled = True
+            self._give_way(GIVE_WAY_COUNT)
+
+    def _give_way(self, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        if count:
+            loop.call_soon(self._give_way, count - 1)
+        else:
+            loop.call_soon(self._take)
 
     def plan(self, monotonic_ns: int, latest_ns: int, *, could_step: bool) -> None:
         """Sets the clock after the turn of `monotonic_ns`, for `latest_ns` or for what is due before.

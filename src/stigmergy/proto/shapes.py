@@ -27,6 +27,7 @@ from msgspec import inspect as types
 from stigmergy.agents.messages import Blob
 from stigmergy.agents.view import HIDDEN, View
 from stigmergy.base.errors import DefinitionError, Malformed
+from stigmergy.models.model import ModelSource
 
 TIMESTAMP = "google.protobuf.Timestamp"
 VALUE = "google.protobuf.Value"
@@ -532,7 +533,7 @@ class ShapeBook:
         if cls in self._of:
             return self._of[cls]
         plain = getattr(cls, "__origin__", cls)
-        if plain.__module__.startswith("stigmergy.") and plain is not Blob:
+        if plain.__module__.startswith("stigmergy.") and plain not in (Blob, ModelSource):
             # Windows and claims: how they look inside is not for clients to depend on.
             raise Unmapped(f"{plain.__name__} has no mapping to protobuf; use its values")
         arguments = "".join(_camel(getattr(one, "__name__", str(one))) for one in getattr(cls, "__args__", ()))

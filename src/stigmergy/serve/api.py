@@ -152,6 +152,7 @@ class Api:
                 HttpRoute("POST", "/v1/observations", self._observe, "observe", "Tell agents what was observed"),
                 HttpRoute("GET", "/v1/views", self._views, "read", "The views, and where each stands"),
                 HttpRoute("GET", "/v1/views/{view}", self._view, "read", "A page of the rows of a view"),
+                HttpRoute("GET", "/v1/ledgers/{ledger}", self._ledger, "read", "Entries of a ledger, in their order"),
                 HttpRoute("GET", "/v1/letters", self._letters, "read", "Inputs that failed"),
                 HttpRoute(
                     "POST", "/v1/letters/{letter}/retry", self._retry, "operate", "Give an input to its agent again"
@@ -342,6 +343,20 @@ class Api:
             after=[part for text in query.get("after", ()) for part in text.split(",") if part],
             within_s=float(within_s),
             node=one_of(query, "of_node") or "",
+        )
+        return json_answer(await self.asker.ask(request))
+
+    async def _ledger(self, call: HttpCall) -> HttpAnswer:
+        query, name = call.query(("after", "limit", "latest", "fresh")), call.parameters["ledger"]
+        if name not in self.fleet.ledgers:
+            there = ", ".join(self.fleet.ledgers) or "none"
+            raise DeniedRequest(404, f"{name[:100]!r} is no ledger of this fleet; there are {there}")
+        request = protocol.LedgerRequest(
+            ledger=name,
+            after=number_of(query, "after", 0),
+            limit=_page(number_of(query, "limit", 100)),
+            latest=one_of(query, "latest") == "true",
+            fresh=one_of(query, "fresh") == "true",
         )
         return json_answer(await self.asker.ask(request))
 

@@ -33,6 +33,7 @@ from stigmergy.control.protocol import (
 )
 from stigmergy.control.replies import MissingPart
 from stigmergy.control.socket import connected, reason
+from stigmergy.control.withheld import Withholding
 
 R = TypeVar("R")
 CONNECTIONS_MAX = 8
@@ -115,6 +116,32 @@ class NodeAsker:
                 return await self._handler.answer(request)  # type: ignore[arg-type]
         except TimeoutError:
             raise _in_doubt(request, f"no answer within {REQUEST_S_MAX:g} s") from None
+
+
+class WithheldAsker:
+    """Asks by another asker, and takes out of the answers what is raw: a caller may be anywhere."""
+
+    def __init__(self, asker: Asker, withholding: Withholding) -> None:
+        self._asker = asker
+        self._withholding = withholding
+        self.waits_max = asker.waits_max
+
+    async def ask(self, request: Request[R]) -> R:
+        self._withholding.check(request)
+        found: R = self._withholding.of(await self._asker.ask(request))
+        return found
+
+    async def items(self, request: Request[R], missing: list[MissingPart] | None = None) -> list[R]:
+        return [self._withholding.of(one) for one in await self._asker.items(request, missing)]
+
+    def parts(self, shards: int) -> Sequence[int | None]:
+        return self._asker.parts(shards)
+
+    async def servers(self) -> list[ClusterServer]:
+        return await self._asker.servers()
+
+    async def close(self) -> None:
+        await self._asker.close()
 
 
 class SocketAsker:

@@ -36,7 +36,8 @@ class ServedFleet:
         serving = Serving(read_address(listen), path)
         measured = ProcessMetrics(lambda: {0: live}, installed_version(), "node").collect
         named = live.host.settings.metrics.agents
-        self._server = ApiServer(fleet, NodeAsker(service), serving, live.blobs, measured, agents=named)
+        asker, rules = NodeAsker(service), live.host.settings.raw_may_leave
+        self._server = ApiServer(fleet, asker, serving, live.blobs, measured, agents=named, raw_may_leave=rules)
         self.url = ""
         """Where the page is; known inside."""
 

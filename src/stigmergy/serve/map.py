@@ -1,4 +1,4 @@
-"""`/v1/map`: where the agents are, live over WebSocket; and now or at a moment of the past, in one answer.
+"""`/v1/map`: where the agents are and what they draw, live over WebSocket; now or at a past moment, in one answer.
 
 One reader for each part of the fleet asks for the agents that have changed, while somebody looks, and keeps where each
 agent is now. A part is a shard of a fleet on workers, or a node: the one that is asked, and each other one on its bus.
@@ -22,7 +22,7 @@ from stigmergy.base.errors import ConfigError, NotRunning, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.control.protocol import PositionsRequest
 from stigmergy.control.replies import MissingPart, PositionsReply
-from stigmergy.node.map_layers import MapLayer
+from stigmergy.node.map_layers import NOTHING_DRAWN, MapLayer
 from stigmergy.serve.access import AccessGate, DeniedRequest
 from stigmergy.serve.asker import Asker
 from stigmergy.serve.http import HttpAnswer, HttpCall, HttpRoute, json_answer, number_of, one_of
@@ -43,6 +43,7 @@ FAR_HZ_MAX = 50
 AGAIN_S = 0.5
 AGAIN_S_MAX = 5.0
 """A part that does not answer is asked again after so long; the wait doubles up to the larger."""
+NOTHING = msgspec.Raw(NOTHING_DRAWN)
 MAGIC = int.from_bytes(b"SMP1", "little")
 HEAD = struct.Struct("<IIddd")
 NAMES_AT_ONCE = 20_000
@@ -70,6 +71,12 @@ class ToldGone(Struct):
     gone: list[int]
 
 
+class ToldDrawn(Struct):
+    """The GeoJSON features of agents that draw others than before, by number."""
+
+    drawn: list[tuple[int, msgspec.Raw]]
+
+
 class ToldMissing(Struct):
     """Parts of the fleet that do not answer at present, and for how long the first of them has not."""
 
@@ -83,7 +90,7 @@ class ToldTroubles(Struct):
     troubles: list[str]
 
 
-ToldText = ToldNames | ToldColours | ToldGone | ToldMissing | ToldTroubles
+ToldText = ToldNames | ToldColours | ToldGone | ToldDrawn | ToldMissing | ToldTroubles
 
 
 class _Part:
@@ -129,6 +136,8 @@ class FleetMap:
         self._changed: dict[int, int] = {}
         """By number, when it changed last, the oldest first; agents that are nowhere are in `_gone`."""
         self._gone: dict[int, int] = {}
+        self._drawn: dict[int, tuple[int, msgspec.Raw]] = {}
+        """What agents draw, with a stamp, by number, the oldest change first."""
         self.stamp = 0
         self.palette: dict[str, int] = {}
         self._time_ms = 0.0
@@ -190,6 +199,16 @@ class FleetMap:
     def gone(self, seen: int) -> list[int]:
         """Agents that have left the map behind this stamp."""
         return _newer(self._gone, seen)
+
+    def drawn(self, seen: int) -> list[tuple[int, msgspec.Raw]]:
+        """What agents draw that drew something else up to this stamp."""
+        found: list[tuple[int, msgspec.Raw]] = []
+        for number, (stamp, features) in reversed(self._drawn.items()):
+            if stamp <= seen:
+                break
+            if seen or features != NOTHING:
+                found.append((number, features))
+        return found
 
     def missing(self) -> tuple[list[str], int]:
         """The parts that do not answer, and for how many ms the oldest of them has not."""
@@ -257,6 +276,8 @@ class FleetMap:
             self._parts.remove(part)
             await end_tasks(part.task)
             self._leave_out(part, part.numbers)
+            for number in part.numbers:
+                self._draw(part, number, NOTHING)
         followed = {part.node for part in self._parts}
         for node in named:
             if node not in followed:
@@ -266,6 +287,8 @@ class FleetMap:
         if reply.is_new:
             part.stale = dict.fromkeys(part.numbers)
             part.numbers = []
+            for number in part.stale:
+                self._draw(part, number, NOTHING)  # It tells what is drawn anew, and not what is drawn no more.
         for address in reply.names:
             number = self._number(part, address)
             part.numbers.append(number)
@@ -285,6 +308,10 @@ class FleetMap:
             self._owners[number] = part
             self._touch(number, self._changed, self._gone)
         self._leave_out(part, [part.numbers[local] for local in reply.gone])
+        for local, features in reply.drawn:
+            if (number := part.numbers[local]) >= 0:
+                self._owners[number] = part
+                self._draw(part, number, features.copy())
         if not reply.more:
             self._leave_out(part, part.stale)
             part.stale = {}
@@ -295,6 +322,14 @@ class FleetMap:
         for number in numbers:
             if self._owners[number] is part:
                 self._touch(number, self._gone, self._changed)
+
+    def _draw(self, part: _Part, number: int, features: msgspec.Raw) -> None:
+        """This is what an agent draws, unless another part has said since what it does."""
+        before = self._drawn[number][1] if number in self._drawn else NOTHING
+        if number >= 0 and self._owners[number] is part and features != before:
+            self.stamp += 1
+            self._drawn.pop(number, None)
+            self._drawn[number] = (self.stamp, features)
 
     def _number(self, part: _Part, address: str) -> int:
         number = self._numbers.get(address)
@@ -378,6 +413,8 @@ class MapClient:
             self._troubles = troubles
             texts.append(ToldTroubles(troubles))
         seen, self._stamp = self._stamp, self._map.stamp
+        if drawn := self._map.drawn(seen):
+            texts.append(ToldDrawn(drawn))
         gone = self._map.gone(seen) if seen else []
         if gone:
             texts.append(ToldGone(gone))
@@ -396,6 +433,8 @@ class MapAnswer(Struct, omit_defaults=True):
     heading: list[int]
     colour: list[str]
     """Their names; empty for none."""
+    drawn: dict[str, msgspec.Raw] = {}
+    """The GeoJSON features that agents draw, by address."""
     missing: list[MissingPart] = []
     troubles: list[str] = []
 
@@ -467,6 +506,9 @@ class MapRoutes:
                     found.y.append(ys[place])
                     found.heading.append(reply.headings[place])
                     found.colour.append(colours[reply.colours[place]])
+                for number, features in reply.drawn:
+                    if names[number] not in known:
+                        found.drawn[names[number]] = features
             known.update(names)
             found.troubles += replies[-1].troubles
         found.time = readable_time(time_ns) if time_ns else None

@@ -21,6 +21,7 @@ from stigmergy.agents.view import HIDDEN, View, plan_of
 from stigmergy.audit.listing import LogEntry
 from stigmergy.control import replies
 from stigmergy.control.view_service import WITHIN_S_MAX
+from stigmergy.ledgers.records import ShownLedger
 from stigmergy.node.declaration import Declaration
 from stigmergy.serve import api
 from stigmergy.serve.blobs import PutBlob
@@ -82,6 +83,12 @@ QUERIES: Mapping[str, Sequence[tuple[str, str, Json]]] = {
         ("position", "as it was after this commit", {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}),
         ("limit", "so many entries", {"type": "integer", "minimum": 1, "maximum": 1000}),
     ),
+    "/v1/ledgers/{ledger}": (
+        ("after", "behind this position", {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}),
+        ("limit", "so many at most", {"type": "integer", "minimum": 1, "maximum": 1000}),
+        ("latest", "the last ones, instead of those behind a position", {"type": "boolean"}),
+        ("fresh", "all that was entered before this request, as a majority of its servers says", {"type": "boolean"}),
+    ),
     "/v1/map": (("at", "a time with its zone; without it, now", {"type": "string", "pattern": TIME}),),
     "/v1/events": (
         ("kind", "only events of agents of this kind", {}),
@@ -106,6 +113,7 @@ ANSWERS: Mapping[str, type[Struct]] = {
     "/v1/agents/{kind}/{name}/{command}": api.AcceptedCommand,
     "/v1/blobs": PutBlob,
     "/v1/letters": api.Letters,
+    "/v1/ledgers/{ledger}": ShownLedger,
     "/v1/views": replies.ViewsReply,
     "/v1/views/{view}": replies.ViewReply,
     "/v1/letters/{letter}/retry": replies.LetterTakenReply,
@@ -277,6 +285,11 @@ def _operations(fleet: Declaration, route: HttpRoute, schemas: _Schemas) -> list
     """The operations of a route: one for each view, agent kind, and command of it, where the path names them."""
     if "{view}" in route.pattern:
         return [_view_operation(fleet, route, schemas, view) for view in fleet.views]
+    if "{ledger}" in route.pattern:
+        named = [(name, _operation(fleet, route, schemas, None)) for name in fleet.ledgers]
+        for name, operation in named:
+            operation["operationId"] = f"ledger_{name}"
+        return [(route.pattern.replace("{ledger}", name), operation) for name, operation in named]
     if "{kind}" not in route.pattern:
         return [(route.pattern, _operation(fleet, route, schemas, None))]
     found: list[tuple[str, Json]] = []

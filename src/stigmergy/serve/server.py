@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from stigmergy.agents.raw import RawGuard
 from stigmergy.app.fleet import installed_version
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock, SystemEntropy
+from stigmergy.control.withheld import Withholding
 from stigmergy.metrics.samples import Collect, SampleSheet
 from stigmergy.node.declaration import Declaration
 from stigmergy.serve.access import AccessGate, Policy, check_listening
 from stigmergy.serve.api import Api
-from stigmergy.serve.asker import Asker
+from stigmergy.serve.asker import Asker, WithheldAsker
 from stigmergy.serve.blobs import BlobRoutes
 from stigmergy.serve.events import EventHub
 from stigmergy.serve.figures import FigureHub, FigureRoutes
@@ -69,10 +72,13 @@ class ApiServer:
         collect: Collect | None = None,
         *,
         agents: bool = False,
+        raw_may_leave: Sequence[str] | None = None,
     ) -> None:
         """Raises ConfigError where it must not listen. Without `blobs` there are none to put and get. `collect` gives
         what the node in this process measures; without one /metrics tells of this server only. With `agents` it names
-        busy agents."""
+        busy agents. `raw_may_leave` are the rules for raw kinds, those of the fleet's settings otherwise."""
+        rules = fleet.settings.raw_may_leave if raw_may_leave is None else raw_may_leave
+        asker = WithheldAsker(asker, Withholding(fleet.plans, RawGuard(fleet.plans, rules)))
         serving.check(fleet)
         clock, tokens = SystemClock(), Tokens(serving.tokens)
         gate = AccessGate(tokens, serving.policy, lambda: clock.wall_ns() / 1e9, lambda: clock.monotonic_ns() / 1e9)

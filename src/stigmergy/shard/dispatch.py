@@ -6,7 +6,7 @@ own state needs undoing, and an image of it is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from operator import length_hint
 from typing import Any
@@ -27,15 +27,16 @@ from stigmergy.agents.codec import (
     tag_of,
 )
 from stigmergy.agents.effects import REMOTE_SINKS, TellFailed, WindowClosed
-from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message, spec_of
+from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, FollowedFact, Message, spec_of
 from stigmergy.agents.ordered import LEDGER, read_verdict
 from stigmergy.agents.plans import AgentPlan, Plan
-from stigmergy.agents.shared import Merged, SharedWrites, check_groups, check_merged
+from stigmergy.agents.shared import Merged, check_groups, check_merged
+from stigmergy.agents.steps import run_of
 from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed, OnFailed
 from stigmergy.base.errors import Malformed, NotAssigned, Overloaded, PeerError, TooLarge
-from stigmergy.crdt.delta import Edit
 from stigmergy.shard.column_dispatch import ColumnDispatcher
 from stigmergy.shard.commit import NO_CAUSE, Answer, column_cause
+from stigmergy.shard.decisions import decided_events
 from stigmergy.shard.draft import (
     ADDRESS_CHARS_MAX,
     DRAFT_BYTES_MAX,
@@ -62,43 +63,6 @@ from stigmergy.shard.outbox import Pending, read_passed, read_told
 from stigmergy.shard.state import ShardState, fact_in, fold_fact, letter_of
 from stigmergy.shard.trace_notes import TracedItems, trace_input
 from stigmergy.shard.tracing import TraceContext, Traces, new_trace
-
-# Collects what one `decide` yields against the unchanged state, before any of it changes the state.
-
-
-def decided_events(
-    agent_plan: AgentPlan,
-    plan: Plan,
-    agent: Any,
-    message: Message,
-    body: bytes,
-    replica_of: Callable[[str], bytes],
-    now_ns: int,
-    events_max: int,
-) -> list[tuple[Any, bytes]]:
-    """The events of one decision with their bytes. Writes to shared fields get their dots, in the order of the yields;
-    `replica_of` says under which id an agent writes.
-
-    A fact that is decided about is kept already, and so not yielded again.
-    """
-    decided: list[tuple[Any, bytes]] = []
-    writing: SharedWrites | None = None
-    events = plan.decide(agent, message) if plan.decide is not None else None
-    for event in events or ():
-        if isinstance(event, Edit):
-            writing = writing or SharedWrites(agent, agent_plan.shared, replica_of(agent.address), now_ns)
-            decided.append(agent_plan.written(writing.event(event)))
-        elif not isinstance(event, Event):
-            raise TypeError(f"a @decide handler yields events; {type(event).__name__} is none")
-        elif agent_plan.plan_for(type(event)).fact:
-            raise TypeError(f"{type(event).__name__} is said by the framework alone; yield an event of your own")
-        else:
-            # An observed event that is passed on keeps the bytes it came with, unknown fields included.
-            decided.append((event, body) if event is message else agent_plan.written(event))
-        if len(decided) > events_max:
-            raise TooLarge(f"more than {events_max} events from one decision; decide in smaller steps")
-    return decided
-
 
 REACTIONS_BYTES_MAX = 16 * 1024
 """Effects that an agent may ask for because of an event of the framework."""
@@ -140,15 +104,18 @@ class InputDispatcher:
 
     def _take_each(self, draft: Draft, items: Iterator[tuple[str, bytes]], source: str, now_ns: int) -> None:
         """Takes messages until the draft is full. This loop is where a fleet spends its time: a plain observed event
-        (no `decide`, no window) is handled right here, everything else by `take`, with all its cases."""
+        (no `decide`, no window) is handled right here, one that its agent decides about by `_decide`, and everything
+        else by `take`, with all its cases."""
         state = self._state
         agents, plan_of, stopped, at_rest = state.agents, state.plan_of, state.stopped, state.at_rest
         find, keep_event, keep_image = agents.get, draft.events.append, draft.touched.setdefault
         newest, wait_ns = draft.newest_events, draft.wait_ns
         message: Any
         kind: type | None = None
+        agent_plan: Any = None
         decode_body: Any = None
         find_short: Any = None
+        find_plan: Any = None
         copy: Any = None
         for item in items:
             address, body = item
@@ -165,13 +132,18 @@ class InputDispatcher:
                 kind = agent.__class__
                 agent_plan = plan_of[kind]
                 decode_body, find_short, copy = agent_plan.decode, agent_plan.shorts.get, agent_plan.copy
+                find_plan = agent_plan.plans.get
             try:
                 message = decode_body(body)
                 short = find_short(message.__class__)
             except UNDECODABLE:
-                short = None
+                message = short = None
             if short is None:
-                self.take(draft, address, body, source, now_ns)
+                plan = find_plan(message.__class__)
+                if plan is not None and plan.considered and len(body) <= MESSAGE_BYTES_MAX:
+                    self._decide(draft, address, agent_plan, message, body, source, now_ns)
+                else:
+                    self.take(draft, address, body, source, now_ns)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
                 continue
@@ -226,6 +198,21 @@ class InputDispatcher:
         except (PeerError, Overloaded) as error:
             self.fail(draft, address, body, source, error, now_ns)
             return
+        self._decide(draft, address, agent_plan, message, body, source, now_ns, record)
+        self.close_windows(draft, address, now_ns, now_ns)
+
+    def _decide(
+        self,
+        draft: Draft,
+        address: str,
+        agent_plan: AgentPlan,
+        message: Message,
+        body: bytes,
+        source: str,
+        now_ns: int,
+        record: bytes | None = None,
+    ) -> None:
+        """Takes an observed event that is admitted: what its handlers raise makes it a dead letter."""
         try:
             if record is None:
                 self._run(draft, address, agent_plan, message, body, now_ns)
@@ -240,7 +227,6 @@ class InputDispatcher:
             self.fail(draft, address, body, source, refusal, now_ns, reached=True)
         except Exception as error:
             self.fail(draft, address, body, source, error, now_ns, reached=True)
-        self.close_windows(draft, address, now_ns, now_ns)
 
     def _pass_on(self, draft: Draft, sink: str, body: bytes, source: str, now_ns: int) -> None:
         """A tell of another node for an agent of a third one: it is owed again, and creates nobody."""
@@ -483,6 +469,8 @@ class InputDispatcher:
                 if plan.decide is None
                 else self._decided(agent_plan, plan, agent, message, body, now_ns)
             )
+            if not decided:
+                return
             outcome = collect(self._state, self.homes, agent_plan, agent, decided, now_ns, limit)
         except BaseException:
             if image is not None:
@@ -627,6 +615,19 @@ def take_verdict(
         dispatcher.follow(draft, address, verdict, LEDGER, now_ns)
 
 
+def take_fact(
+    state: ShardState, dispatcher: InputDispatcher, draft: Draft, address: str, body: bytes, source: str, now_ns: int
+) -> None:
+    """Takes what a service of the node says to an agent. What it has no handler for any more is passed over."""
+    if address in state.agents and address not in state.at_rest and dispatcher.understands(address, body):
+        draft.begin_run(now_ns, source)
+        fact = state.plan_at(address).decode(body)
+        if isinstance(fact, FollowedFact):
+            dispatcher.follow(draft, address, fact, source, now_ns)
+        else:
+            dispatcher.take(draft, address, body, source, now_ns)
+
+
 def take_merged(
     state: ShardState, dispatcher: InputDispatcher, draft: Draft, received: SharedReceived, now_ns: int
 ) -> PeerError | Overloaded | None:
@@ -677,9 +678,10 @@ def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: 
     decides again against today's state what follows from it; if nothing is decided, its effects are requested.
     """
     address = letter.agent
-    if letter.source.startswith(TOLD_SOURCES):
-        teller = letter.source.removeprefix(TOLD_SOURCES)
-        packed = pack_tell(state, dispatcher.homes, address, letter.input, now_ns)
+    told, run = letter.source.startswith(TOLD_SOURCES), run_of(letter.input)
+    if told or run:
+        teller = letter.source.removeprefix(TOLD_SOURCES) if told else address
+        packed = pack_tell(state, dispatcher.homes, run or address, letter.input, now_ns)
         owe(state, draft, teller, packed, NO_CAUSE, now_ns)
         draft.grow(teller, bodies_bytes=size_of(packed))
         return

@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, structs
 from stigmergy.agents.assignment import is_foreign
 from stigmergy.agents.codec import SOURCE_CHARS_MAX, UNDECODABLE, canonical_bytes, encode, printable, tag_of
 from stigmergy.agents.columns import ColumnRun
+from stigmergy.agents.copies import without_shared
 from stigmergy.agents.effects import (
     PUBLISH,
     REMOTE_SINKS,
@@ -28,7 +29,7 @@ from stigmergy.agents.effects import (
     sink_of,
 )
 from stigmergy.agents.messages import SECOND_NS, Bindable, Claimed, Command, Effect, Event, Keeping, Message, spec_of
-from stigmergy.agents.plans import AgentPlan, Plan, without_shared
+from stigmergy.agents.plans import AgentPlan, Plan
 from stigmergy.agents.shared import Merged, SharedChanged
 from stigmergy.agents.steps import StepEffect
 from stigmergy.base.errors import Malformed, SequenceGap, StaleEpoch, StaleMapping, StigmergyError, TooLarge

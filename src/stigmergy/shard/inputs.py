@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.shard.commit import SnapshotNote
 from stigmergy.shard.tracing import TraceContext, TracedCommit, Traces
@@ -34,6 +34,22 @@ class Delivery(Struct, frozen=True):
     def length(self) -> int:
         """How many inputs there are."""
         return len(self.items)
+
+    def behind(self, count: int) -> Delivery:
+        """What follows its first so many items."""
+        sequence = self.sequence and self.sequence + count
+        traces = traces_behind(self.traces, count)
+        return structs.replace(self, items=self.items[count:], sequence=sequence, size_bytes=0, traces=traces)
+
+    def until(self, count: int) -> Delivery:
+        """Its first so many items."""
+        traces = tuple((place, context) for place, context in self.traces if place < count)
+        return structs.replace(self, items=self.items[:count], size_bytes=0, traces=traces)
+
+
+def traces_behind(traces: Traces, count: int) -> Traces:
+    """The traces of a delivery without its first so many items."""
+    return tuple((place - count, context) for place, context in traces if place >= count)
 
 
 class ColumnDelivery(Struct, frozen=True):
@@ -246,6 +262,14 @@ class VerdictCame(Struct, frozen=True):
     verdict: bytes
 
 
+class FactCame(Struct, frozen=True):
+    """What a service of the node says to an agent, as it is: a `FollowedFact`."""
+
+    agent: str
+    fact: bytes
+    source: str
+
+
 Single = (
     Ask
     | CommandAnswered
@@ -266,6 +290,7 @@ Single = (
     | SharedReceived
     | CommitDurable
     | VerdictCame
+    | FactCame
 )
 """An input that is one thing: taken, or left for the next commit, as a whole."""
 

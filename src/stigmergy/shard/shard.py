@@ -30,7 +30,7 @@ from msgspec import structs
 from stigmergy.agents.codec import REASON_CHARS_MAX, SOURCE_CHARS_MAX, printable, tag_of
 from stigmergy.agents.columns import images_of
 from stigmergy.agents.confirmations import woken_body
-from stigmergy.agents.effects import TIMERS, TellFailed, shard_sink
+from stigmergy.agents.effects import MODELS, TIMERS, TellFailed, shard_sink
 from stigmergy.agents.messages import SECOND_NS, spec_of
 from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.ordered import LEDGER
@@ -48,7 +48,7 @@ from stigmergy.agents.supervision import (
 )
 from stigmergy.base.errors import Bug, NotOwned, Overloaded, PeerError, StigmergyError
 from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
-from stigmergy.shard.dispatch import InputDispatcher, give_up_tell, retry, take_merged, take_verdict
+from stigmergy.shard.dispatch import InputDispatcher, give_up_tell, retry, take_fact, take_merged, take_verdict
 from stigmergy.shard.draft import (
     ADDRESS_CHARS_MAX,
     COLUMNS_REST_BYTES,
@@ -73,6 +73,7 @@ from stigmergy.shard.inputs import (
     EffectsSettled,
     EnrollAgents,
     EnrollSigner,
+    FactCame,
     Input,
     LetterDropped,
     LetterRetried,
@@ -88,11 +89,12 @@ from stigmergy.shard.inputs import (
     TimerDue,
     Verdict,
     VerdictCame,
+    traces_behind,
 )
 from stigmergy.shard.state import ShardReading, ShardState
 from stigmergy.shard.timers import WINDOW_PREFIX
 from stigmergy.shard.trace_notes import trace_input
-from stigmergy.shard.tracing import NAME_CHARS_MAX, OwedTrace, TraceContext, TracedEffect, Traces
+from stigmergy.shard.tracing import NAME_CHARS_MAX, OwedTrace, TraceContext, TracedEffect
 
 COMMAND_ID_CHARS_MAX = 200
 COMMIT_NOTE_BYTES = 96
@@ -264,15 +266,15 @@ class Shard:
             return None
         fitting = draft.fitting(items, delivery.size_bytes)
         if not fitting:
-            return delivery if items is delivery.items else self._rest(delivery, items, first)
+            return delivery if items is delivery.items else delivery.behind(len(delivery.items) - len(items))
         draft.begin_run(now_ns, delivery.source)
-        traces = _behind(delivery.traces, len(delivery.items) - len(items)) if delivery.traces else ()
+        traces = traces_behind(delivery.traces, len(delivery.items) - len(items))
         taken = dispatcher.take_items(draft, fitting, delivery.source, now_ns, traces)
         if first:
             self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, first + taken - 1)
             if delivery.source == self._own_sink:
                 self._settle(self._own_sink, range(first, first + taken), now_ns)
-        return None if taken == len(items) else self._rest(delivery, items[taken:], first and first + taken)
+        return None if taken == len(items) else delivery.behind(len(delivery.items) - len(items) + taken)
 
     def _traced(
         self, context: TraceContext | None, address: str, tag: str, now_ns: int, take: Callable[[], int | None]
@@ -332,11 +334,6 @@ class Shard:
             blocks.confirm(confirmed.kind, upto)
             self._draft.confirm(confirmed.kind, upto)
             self._draft.hurry(MARKS_WAIT_NS)
-
-    def _rest(self, delivery: Delivery, items: list[tuple[str, bytes]], sequence: int) -> Delivery:
-        skipped = len(delivery.items) - len(items)
-        traces = _behind(delivery.traces, skipped) if delivery.traces else ()
-        return structs.replace(delivery, items=items, sequence=sequence, size_bytes=0, traces=traces)
 
     def _pass_over(self, delivery: Delivery | ColumnDelivery, count: int) -> None:
         """The first so many items were consumed before. A new owner who repeats them is an owner all the same."""
@@ -408,6 +405,8 @@ class Shard:
                         draft.trace(note)
             case VerdictCame():
                 take_verdict(state, dispatcher, draft, one.agent, one.verdict, now_ns)
+            case FactCame():
+                take_fact(state, dispatcher, draft, one.agent, one.fact, one.source, now_ns)
             case _:
                 assert_never(one)
 
@@ -526,6 +525,8 @@ class Shard:
         heard = heard_of(pending.body, settled.result)
         if settled.sink == LEDGER:
             take = partial(take_verdict, state, dispatcher, draft, address, settled.result, now_ns)
+        elif settled.sink == MODELS:
+            take = partial(take_fact, state, dispatcher, draft, address, settled.result, MODELS, now_ns)
         elif dispatcher.understands(address, heard):
             draft.begin_run(now_ns, settled.sink)
             take = partial(dispatcher.take, draft, address, heard, settled.sink, now_ns)
@@ -606,11 +607,6 @@ class Shard:
         self.state.marks.move(moved)
         self._draft.move_mark(moved)
         self._draft.hurry(MARKS_WAIT_NS)
-
-
-def _behind(traces: Traces, count: int) -> Traces:
-    """The traces of a delivery without its first so many items."""
-    return tuple((place - count, context) for place, context in traces if place >= count)
 
 
 def _settled_note(

@@ -14,8 +14,8 @@ from stigmergy.agents.agent import Agent
 from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import UNDECODABLE, encode, keepable
 from stigmergy.agents.columns import ColumnRun, Layout, Table, Templates
-from stigmergy.agents.effects import WindowClosed
-from stigmergy.agents.messages import Event, Message
+from stigmergy.agents.effects import MODELS, WindowClosed
+from stigmergy.agents.messages import Event, FollowedFact, Message
 from stigmergy.agents.ordered import CLAIM_EVENTS, Claim, Denied, fold_verdict
 from stigmergy.agents.plans import AgentPlan, Plan, plan_agent
 from stigmergy.agents.shared import SHARED_EVENTS, Merged, check_merged, fold_shared, replica_id
@@ -340,6 +340,8 @@ def fact_in(letter: DeadLetter, agent_plan: AgentPlan, agent: Any) -> Event | No
             return fact if check_merged(agent, fact) is None else None
     except (*UNDECODABLE, PeerError, Overloaded):
         return None
+    if isinstance(fact, FollowedFact):
+        return fact if letter.source == MODELS else None
     if not isinstance(fact, CLAIM_EVENTS) or fact.claim not in agent_plan.ordered:
         return None
     claim: Claim = getattr(agent, fact.claim)

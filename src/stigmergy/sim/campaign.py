@@ -102,6 +102,8 @@ class Campaign(Struct):
 
     results: list[SeedResult] = []
     seconds: float = 0.0
+    interrupted: bool = False
+    """Not all seeds were run: somebody has ended it."""
 
     @property
     def failing(self) -> list[SeedResult]:
@@ -147,8 +149,9 @@ def run_campaign(
     hang_s: float = HANG_S,
 ) -> Campaign:
     """Runs all seeds. `done` is told how many are; `note` gets a sentence about each that fails, hangs or is slow, as
-    soon as that is known. One that runs for `hang_s` seconds of real time is ended, and the others go on."""
-    begin_s = time.monotonic()
+    soon as that is known. One that runs for `hang_s` seconds of real time is ended, and the others go on. After
+    KeyboardInterrupt it returns what was found until then."""
+    begin_s, interrupted = time.monotonic(), False
     results: list[SeedResult] = []
     pool = ProcessPool(name, options, seeds, jobs, hang_s, note)
     try:
@@ -158,10 +161,12 @@ def run_campaign(
                 said = "hangs" if result.stack else "fails"
                 note(f"seed {result.seed} {said}, after {result.seconds:.1f} s: {result.violations[0]}")
             done(len(results))
+    except KeyboardInterrupt:
+        interrupted = True
     finally:
         pool.close()
     results.sort(key=lambda result: result.seed)
-    return Campaign(results, time.monotonic() - begin_s)
+    return Campaign(results, time.monotonic() - begin_s, interrupted)
 
 
 # ------------------------------------------------------------------ processes
@@ -287,6 +292,7 @@ class _Worker:
 def serve(connection: Connection, name: str, options: Options, hang_s: float, stack_path: str) -> None:
     """Runs seed after seed, as its owner says, until that one is gone. In a process of its own."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner hears of it, and ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     owner = multiprocessing.parent_process()
     sentinels = [] if owner is None else [owner.sentinel]
     scenario: Scenario | None = None

@@ -45,6 +45,11 @@ class Temper(Struct):
     repeat: float = 0.0
     delay_s: float = 0.0
     fail: float = 0.0
+    model_fail: float = 0.0
+
+    def calm(self) -> None:
+        """Devices and models work from now on."""
+        self.fail = self.delay_s = self.model_fail = 0.0
 
 
 class DeviceOwner(Protocol):

@@ -1,6 +1,6 @@
 """Tries every order of the steps of a small system, to a bound, and prints the first wrong one.
 
-    class Lock(Model[State]):
+    class Lock(SearchedModel[State]):
         def initial(self) -> Iterable[State]: ...
         def steps(self, state: State) -> Iterable[tuple[str, State]]: ...     # what may happen next, in words
         def wrong(self, state: State) -> str | None: ...                      # what must never be so
@@ -30,7 +30,7 @@ DEPTH_MAX = 1_000
 S = TypeVar("S", bound=Hashable)
 
 
-class Model(Protocol[S]):
+class SearchedModel(Protocol[S]):
     """A small system: where it may begin, what may happen next, what must never be."""
 
     def initial(self) -> Iterable[S]:
@@ -81,7 +81,9 @@ class Exploration(Struct, Generic[S], frozen=True):
         return "\n".join(lines)
 
 
-def explore(model: Model[S], *, depth_max: int = DEPTH_MAX, states_count_max: int = STATES_COUNT_MAX) -> Exploration[S]:
+def explore(
+    model: SearchedModel[S], *, depth_max: int = DEPTH_MAX, states_count_max: int = STATES_COUNT_MAX
+) -> Exploration[S]:
     """Looks at every state within the bounds, nearest first, and ends at the first wrong one."""
     return _Search(model, depth_max, states_count_max).run()
 
@@ -89,7 +91,7 @@ def explore(model: Model[S], *, depth_max: int = DEPTH_MAX, states_count_max: in
 class _Search(Generic[S]):
     """One search. Each state remembers, by number, from which one it was reached, and how."""
 
-    def __init__(self, model: Model[S], depth_max: int, states_count_max: int) -> None:
+    def __init__(self, model: SearchedModel[S], depth_max: int, states_count_max: int) -> None:
         self._model = model
         self._depth_max = depth_max
         self._states_count_max = states_count_max

@@ -61,7 +61,7 @@ class Fault(Struct, frozen=True):
     sides: bool = False
     """Whether it befalls several nodes at once, cut off from the rest."""
     needs: str = ""
-    """What a fleet must have for it: `disk`, `versions`, `liar`. Without, it is not drawn."""
+    """What a fleet must have for it: `disk`, `versions`, `models`, `liar`. Without, it is not drawn."""
 
     def __str__(self) -> str:
         return self.name
@@ -95,6 +95,9 @@ PAUSE = Fault("pause", "a process does not run for a while", _nothing, lasts=Tru
 CLOCK_JUMP = Fault("clock-jump", "a wall clock is set by up to an hour, or to 1970", _among(*JUMPS_MS, 0))
 CLOCK_DRIFT = Fault("clock-drift", "clocks run fast or slow by up to 200 ppm", _between(-200, 200), lasts=True)
 DEVICES = Fault("devices", "5 to 40 % of the orders fail at the device, others take 0.5 s", _between(50, 400), True)
+MODEL_FAULTS = Fault(
+    "models", "5 to 60 % of models' answers are late, fail or are NaN", _between(50, 600), True, needs="models"
+)
 VERSIONS = Fault("versions", "a node is restarted with another version", _between(0, 1 << 30), needs="versions")
 LIAR = Fault("liar", "a replica lies: it signs two changes under one number", _nothing, True, needs="liar")
 
@@ -116,6 +119,7 @@ ALL: tuple[Fault, ...] = (
     CLOCK_DRIFT,
     DEVICES,
     VERSIONS,
+    MODEL_FAULTS,
 )
 """Everything that a fleet must survive with all its promises. A liar is asked for by itself: what it has told
 two honest nodes stays different, so expectations of one's own about such an object do not hold then."""

@@ -14,13 +14,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from stigmergy.agents.agent import Agent
 from stigmergy.agents.assignment import Assignment
 from stigmergy.agents.codec import tag_of
-from stigmergy.agents.display import shared_fields
 from stigmergy.agents.effects import Order
 from stigmergy.agents.supervision import SHARD_ADDRESS
 from stigmergy.base.errors import ConfigError
@@ -29,6 +27,7 @@ from stigmergy.bus.port import BusMessage
 from stigmergy.bus.topics import AGENTS, check_level_name
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.crdt.anti_entropy.context import SharedStatus
+from stigmergy.models.model import Model
 from stigmergy.network.bus_link import describe_this_node
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
@@ -53,6 +52,7 @@ from stigmergy.sim.faults import (
     IO_ERROR,
     LIAR,
     LOSS,
+    MODEL_FAULTS,
     ONE_WAY,
     PARTITION,
     PAUSE,
@@ -66,10 +66,11 @@ from stigmergy.sim.faults import (
 )
 from stigmergy.sim.liar import Lies, begin_to_lie, tell_the_truth
 from stigmergy.sim.links import Links, SimBroker, SimBus, SimLedger
+from stigmergy.sim.models import Answering, SimModels
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import WRITE_S, Machine, NodeService, draw_journal
 from stigmergy.sim.run import Run
-from stigmergy.sim.timeline import Chronicle, TimelineEntry
+from stigmergy.sim.timeline import Chronicle, TimelineEntry, shown
 
 # The agents of a simulated fleet, and the machine of each.
 
@@ -128,45 +129,6 @@ def _place_by_name(addresses: Sequence[str], nodes: Mapping[str, Sequence[str]])
             f"nodes={{…}}: {', '.join(empty)} runs none of the agents; leave it out, or name some of them"
         )
     return placed
-
-
-# Formats messages for the timeline: a name and its fields, and the changes of shared fields.
-
-SHOWN_CHARS_MAX = 160
-TAG_FIELDS = ("type",)
-FRAMEWORK = "stigmergy."
-
-
-def shown(body: bytes) -> str:
-    """A message: its name and its fields, cut to a length."""
-    tag = tag_of(body)
-    name = tag.partition("@")[0].removeprefix(FRAMEWORK)
-    shared = shared_fields(tag, body)
-    if shared is not None:
-        return f"{name}({_change(shared)})"[:SHOWN_CHARS_MAX]
-    fields = msgspec.msgpack.decode(body)
-    if not isinstance(fields, dict):
-        return name
-    told = ", ".join(f"{key}={value!r}" for key, value in fields.items() if key not in TAG_FIELDS)
-    return f"{name}({told})"[:SHOWN_CHARS_MAX]
-
-
-def _change(shared: dict[str, Any]) -> str:
-    """`vehicles +V-7 -V-9`: the field, what was added with its value, what was removed."""
-    words = [shared["field"]]
-    for change in shared.get("changes", [shared]):
-        for added in change["added"]:
-            place = _place(added["at"])
-            values = [f"={added[key]}" for key in ("total", "value") if key in added]
-            words.append("".join([*(["+", place] if place else []), *values]))
-        words += [f"-{_place(path)}" for path in change["removed"]]
-    if "state_bytes" in shared:
-        words.append(f"and a state of {shared['state_bytes']} bytes")
-    return " ".join(words)
-
-
-def _place(path: list[Any]) -> str:
-    return "/".join(map(str, path))
 
 
 # Carries out the planned faults of a seed, one by one, and heals all of them at the end.
@@ -276,6 +238,8 @@ class FaultInjector:
             temper = machine.receiver.temper
             temper.fail = amount / PER_MILLE
             temper.delay_s = DEVICE_DELAY_S if on else 0.0
+        elif fault == MODEL_FAULTS.name:
+            machine.receiver.temper.model_fail = amount / PER_MILLE
         elif fault == LIAR.name:
             self._lie(name, on)
         else:
@@ -317,11 +281,7 @@ SEEDS_COUNT = 3
 
 
 class SimServices:
-    """What runs on each machine beside its host, as the real wiring would put it there.
-
-    A fleet with shared or ordered fields gets replicas over a mesh, or over its bus, with the members that these know,
-    and claims on a ledger. The seed decides how they gossip.
-    """
+    """What runs on each machine beside its host, as the real wiring would put it there: replicas, claims, ledgers."""
 
     def __init__(self, run: Run, fleet: Declaration, network: Network, names: list[str], *, bus: bool) -> None:
         self._run = run
@@ -332,23 +292,25 @@ class SimServices:
         self.over_bus = bus and run.chance("company").randrange(3) == 0
         """Whether replicas gossip over the broker, instead of a mesh of their own."""
         self._store = MemoryLedgerStore(fleet.name)
+        self.ledgers = {name: MemoryLedgerStore(f"{fleet.name}.{name}") for name in fleet.ledgers}
 
     def make(self, machine: Machine, host: Host) -> Replication | None:
-        """The replication of a machine that is about to start; None for a fleet that has no use for it."""
-        if not self.shares and not self.claims:
+        """The replication of a machine that is about to start; None if it needs none."""
+        if not self.shares and not self.claims and not self.ledgers:
             return None
-        name, link = machine.name, machine.link
+        name, link, who = machine.name, machine.link, (host, machine.signer, machine.entropy)
         chance = self._run.chance(f"{name}/ledger/{machine.incarnation}/{machine.lives}")
-        ledger = SimLedger(self._store, machine.quality, chance, machine.context) if self.claims else None
+        how = (machine.quality, chance, machine.context)
+        ledger = SimLedger(self._store, *how) if self.claims else None
+        logs = {one: SimLedger(store, *how) for one, store in self.ledgers.items()}
         if self.over_bus and link is not None:
-            return Replication(host, machine.signer, machine.entropy, link=link, ledger=ledger)
+            return Replication(*who, link=link, ledger=ledger, ledgers=logs)
         self._network.crash(name)  # the node that had the name before
         return Replication(
-            host,
-            machine.signer,
-            machine.entropy,
+            *who,
             mesh=self._network.mesh(name, machine.context),
             ledger=ledger,
+            ledgers=logs,
             me=describe_this_node(host, name, machine.entropy, "simulated"),
             seeds=self._names[:SEEDS_COUNT],
         )
@@ -380,6 +342,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     """Other versions of the same fleet, which some nodes run."""
     devices: bool = False
     """Whether the fleet's own sensors, actuators and loops run; otherwise all actions are taken by simulated ones."""
+    models: Mapping[type[Model], Answering] = {}
+    """What models answer, as functions of their inputs; without one, their rule does."""
     journal: str | None = None
     """`memory`, `sqlite` or `segments` for all machines; None draws it for each."""
     bus: bool = True
@@ -465,6 +429,7 @@ class SimFleet:
         setup = self.setup
         has = ["disk", *(("versions",) if setup.versions else ())]
         has += ["replicas", "liar"] if self.services.shares else []
+        has += ["models"] if setup.models else []
         chance = self.run.chance("plan")
         plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
         known = {one.number: None for one in plan}
@@ -522,7 +487,9 @@ class SimFleet:
         made = self.services.make(machine, host)
         if made is not None and made.replicas is not None and machine.name in self._lying:
             begin_to_lie(made.replicas, self.setup.fleet.name, machine.signer, self.lies)
-        return () if made is None else (made,)
+        chance = self.run.chance(f"{machine.name}/models/{machine.incarnation}/{machine.lives}")
+        models = SimModels(host, self.setup.models, machine.receiver.temper, chance)
+        return (*(() if made is None else (made,)), *((models,) if host.declaration.models else ()))
 
     def kept(self, machine: Machine, group: Group) -> None:
         """A group of commits is durable on a machine."""
@@ -646,7 +613,7 @@ class SimFleet:
             self.chronicle.add(entry)
 
     def _heard(self, machine: Machine, source: str, first: int, items: list[tuple[str, bytes]]) -> None:
-        """Something from outside has reached a machine. What its marks know already is no news."""
+        """Something from outside has reached a machine; what its marks know is no news."""
         now_ns, states = self.run.loop.time_ns(), machine.logbook.states
         known = min(state.marks.consumed(source, 0) for state in states)
         for address, body in items[max(0, known + 1 - first) :]:

@@ -282,7 +282,9 @@ class SimNode:
             await live.host.stop()
             if self._devices is not None:
                 await self._devices.close()
-            self.logbook.compare_states([shard.state for shard in live.host.shards], "at the stop")
+            committer = live.host.committer
+            if committer.idle and not committer.in_doubt:  # else a disk was too slow, and memory is ahead of its log
+                self.logbook.compare_states([shard.state for shard in live.host.shards], "at the stop")
         self._journal = None
         self.disk.kill()
         self.record("stopped", list(self.logbook.positions))
@@ -602,7 +604,7 @@ class Machine(SimNode):
         clock.set_monotonic_drift(0)
         clock.set_wall_ns(loop.wall_start_ns + loop.time_ns())
         self.latency.before_s = self.latency.after_s = WRITE_S
-        self.receiver.temper.fail = self.receiver.temper.delay_s = 0.0
+        self.receiver.temper.calm()
 
     # ------------------------------------------------------------------ starting
 
@@ -632,11 +634,9 @@ class Machine(SimNode):
         if not self.stormy:
             await live.wait_failure()
             return
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 await live.wait_failure()
-        except TimeoutError:
-            pass
 
     async def _start_until_it_runs(self) -> None:
         for _ in range(STARTS_MAX):

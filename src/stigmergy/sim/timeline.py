@@ -11,9 +11,13 @@ import textwrap
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
+
+from stigmergy.agents.codec import tag_of
+from stigmergy.agents.display import fields_in_words
 
 ENTRIES_MAX = 50_000
 COLUMN_CHARS_MIN = 18
@@ -143,3 +147,42 @@ def _seconds(time_ns: int) -> str:
     """Seconds with milliseconds, by whole numbers: a float would round."""
     milliseconds = time_ns // 1_000_000
     return f"{milliseconds // 1000:>6}.{milliseconds % 1000:03d}"
+
+
+# Formats messages for the timeline: a name and its fields, and the changes of shared fields.
+
+SHOWN_CHARS_MAX = 160
+TAG_FIELDS = ("type",)
+FRAMEWORK = "stigmergy."
+
+
+def shown(body: bytes) -> str:
+    """A message: its name and its fields, cut to a length."""
+    tag = tag_of(body)
+    name = tag.partition("@")[0].removeprefix(FRAMEWORK)
+    shared = fields_in_words(tag, body)
+    if shared is not None:
+        return f"{name}({_change(shared)})"[:SHOWN_CHARS_MAX]
+    fields = msgspec.msgpack.decode(body)
+    if not isinstance(fields, dict):
+        return name
+    told = ", ".join(f"{key}={value!r}" for key, value in fields.items() if key not in TAG_FIELDS)
+    return f"{name}({told})"[:SHOWN_CHARS_MAX]
+
+
+def _change(shared: dict[str, Any]) -> str:
+    """`vehicles +V-7 -V-9`: the field, what was added with its value, what was removed."""
+    words = [shared["field"]]
+    for change in shared.get("changes", [shared]):
+        for added in change["added"]:
+            place = _place(added["at"])
+            values = [f"={added[key]}" for key in ("total", "value") if key in added]
+            words.append("".join([*(["+", place] if place else []), *values]))
+        words += [f"-{_place(path)}" for path in change["removed"]]
+    if "state_bytes" in shared:
+        words.append(f"and a state of {shared['state_bytes']} bytes")
+    return " ".join(words)
+
+
+def _place(path: list[Any]) -> str:
+    return "/".join(map(str, path))

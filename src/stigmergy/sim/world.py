@@ -225,13 +225,14 @@ class World:
     def state(self, address: str, kind: type[AgentT], *, node: str | None = None) -> AgentT: ...
 
     def state(self, address: str, kind: type[Agent] | None = None, *, node: str | None = None) -> Any:
-        """The durable state of an agent, on the node where it lives or on another. Given the class, it is typed.
+        """The durable state of an agent, on the node where it lives or on another. Given the class, or a base of it
+        such as `WorkflowRun`, it is typed.
 
         One that has had no input is in its first state. Do not change it.
         """
         machine = self._machine(address) if node is None else self._fleet.machines[node]
         plan = machine.fleet.plans.get(address.partition("/")[0])
-        if plan is None or (kind is not None and plan.cls is not kind):
+        if plan is None or (kind is not None and kind not in plan.cls.__mro__):
             raise UnknownKind(f"{address} is no {kind.__name__ if kind else 'agent of this fleet'}")
         states = machine.logbook.states
         state = states[machine.fleet.homes.of(address)]
@@ -243,9 +244,22 @@ class World:
         return state.new_agent(address, plan) if agent is None else agent
 
     def states(self, kind: type[AgentT]) -> Iterator[AgentT]:
-        """The durable states of all agents of a class, those on nodes that are down included."""
-        for address in self.agents:
-            if address.startswith(f"{kind.__agent_kind__}/"):
+        """The durable states of all agents of a class or of its subclasses, those on nodes that are down included; of
+        `WorkflowRun` all runs, also those of parts. Raises UnknownKind if the fleet has no such class."""
+        machines = self._fleet.machines
+        plans = [plan for machine in machines.values() for plan in machine.fleet.plans.values()]
+        kinds = {plan.kind for plan in plans if kind in plan.cls.__mro__}
+        if not kinds:
+            raise UnknownKind(f"{kind.__name__} is no class of agents of this fleet, nor a base of one")
+        begun = {
+            address
+            for name, machine in machines.items()
+            for state in machine.logbook.states
+            for address in state.agents
+            if address.partition("/")[0] in kinds and home_of(self._fleet.assigned, address) == name
+        }
+        for address in (*self.agents, *sorted(begun.difference(self.agents))):
+            if address.partition("/")[0] in kinds:
                 yield self.state(address, kind)
 
     def count(self, field: str, value: object, *, per: str | Callable[[Any], object] | None = None) -> int:
@@ -296,7 +310,8 @@ class World:
             if live is not None:
                 host = live.host
                 # What waits for company on its way to the disk is decided; agents that never rest always have some.
-                waiting = host.mailbox.items
+                entries = None if live.replication is None else live.replication.entries
+                waiting = host.mailbox.items + sum(one.behind for one in (entries.standing() if entries else ()))
                 owed = sum(shard.state.outbox.count + shard.state.blocks.count for shard in host.shards)
                 owed -= _in_line(live) + self._unclaimed(live)
             at_broker = held.held_count(name) if machine.broker is not None else 0

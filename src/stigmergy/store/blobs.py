@@ -24,7 +24,7 @@ from blake3 import blake3
 from msgspec import Struct
 
 from stigmergy.agents.messages import SECOND_NS, Blob
-from stigmergy.base.clock import Clock, Threads
+from stigmergy.base.clock import Clock, Entropy, Threads
 from stigmergy.base.errors import (
     BlobMissing,
     ConfigError,
@@ -36,7 +36,9 @@ from stigmergy.base.errors import (
     StoreUnknown,
     TooLarge,
 )
+from stigmergy.base.system import SystemEntropy
 from stigmergy.store.port import LABEL_CHARS_MAX, Objects, ObjectVersion
+from stigmergy.store.sealed import SEED_BYTES, Opener, Sealer, sealed_media_type
 
 FORMAT = 1
 MANIFESTS, PIECES = "blob/", "piece/"
@@ -184,8 +186,11 @@ class Blobs:
         clock: Clock,
         threads: Threads,
         settings: BlobSettings | None = None,
+        entropy: Entropy | None = None,
     ) -> None:
-        """`place` is the store's name for people. It is opened when somebody needs it; to find makes nothing there."""
+        """`place` is the store's name for people. It is opened when somebody needs it; to find makes nothing there.
+        `entropy` is for keys of what is sealed."""
+        self._entropy = entropy or SystemEntropy()
         self.place = place
         self.elsewhere: Elsewhere | None = None
         """Asked for what the store lacks; what it has is kept here."""
@@ -202,18 +207,29 @@ class Blobs:
         self._under_way_bytes = 0
         """Of uploads that are in no list yet."""
 
-    async def put(self, source: Source, *, media_type: str = "application/octet-stream", again: bool = False) -> Blob:
+    async def put(
+        self,
+        source: Source,
+        *,
+        media_type: str = "application/octet-stream",
+        again: bool = False,
+        reader: bytes | str | None = None,
+    ) -> Blob:
         """Stores bytes, a file (a Path) or the chunks of an async iterator, and returns the reference to them.
 
-        Idempotent: pieces that are there are not sent again, unless `again` says to replace them.
+        Idempotent: pieces that are there are not sent again, unless `again` says to replace them. With the public key
+        of a `reader` the bytes are sealed for that one before they leave; each put is then another blob.
         """
         _check_media_type(media_type)
+        sealer = None if reader is None else Sealer(reader, self._entropy.token(SEED_BYTES))
         async with self._transfer:
             begun_ns, sent_bytes = self.clock.monotonic_ns(), 0
             digest, size_bytes, pieces = blake3(), 0, list[bytes]()
-            reader = _reader_of(source, self._threads)
+            pieces_of = _reader_of(source, self._threads)
+            if sealer is not None:
+                pieces_of, media_type = _SealedReader(pieces_of, sealer), sealed_media_type(media_type)
             try:
-                while piece := await reader.next():
+                while piece := await pieces_of.next():
                     size_bytes += len(piece)
                     if size_bytes > BLOB_BYTES_MAX:
                         raise TooLarge(f"a blob of more than {BLOB_BYTES_MAX} bytes; put it as several")
@@ -234,7 +250,7 @@ class Blobs:
                 return blob
             finally:
                 self._under_way_bytes -= sent_bytes
-                await reader.close()
+                await pieces_of.close()
 
     async def fetch(self, blob: Blob) -> bytes:
         """The bytes of a blob of at most FETCH_BYTES_MAX, verified."""
@@ -245,6 +261,14 @@ class Blobs:
             )
         async with self._transfer:
             return b"".join([chunk async for chunk in self.stream(blob)])
+
+    async def open(self, blob: Blob, seed: bytes) -> bytes:
+        """The content of a sealed blob of at most FETCH_BYTES_MAX, by the seed of its reader's private key.
+
+        Raises ConfigError if it was sealed for another reader, StoreCorrupt if it is not sealed, or was changed.
+        """
+        opener = Opener(seed, f"blob {_checked(blob).hex}")
+        return b"".join([*opener.open(await self.fetch(blob)), opener.end()])
 
     def stream(self, blob: Blob) -> BlobStream:
         """The bytes in chunks: `async for chunk in blobs.stream(blob)`. Each chunk is verified against the manifest,
@@ -516,6 +540,32 @@ class _ChunksReader:
 
     async def close(self) -> None:
         self._held.clear()
+
+
+class _SealedReader:
+    """Seals what another one gives out."""
+
+    def __init__(self, plain: _Reader, sealer: Sealer) -> None:
+        self._plain = plain
+        self._sealer = sealer
+        self._held = bytearray(sealer.head)
+        self._ahead: bytes | None = None
+        self._ended = False
+
+    async def next(self) -> bytes:
+        if self._ahead is None:
+            self._ahead = await self._plain.next()
+        while len(self._held) < PIECE_BYTES and not self._ended:
+            chunk, self._ahead = self._ahead, await self._plain.next() if self._ahead else b""
+            self._ended = not self._ahead
+            self._held += self._sealer.seal(chunk, is_last=self._ended)
+        piece = bytes(self._held[:PIECE_BYTES])
+        del self._held[:PIECE_BYTES]
+        return piece
+
+    async def close(self) -> None:
+        self._held.clear()
+        await self._plain.close()
 
 
 def _reader_of(source: object, threads: Threads) -> _Reader:

@@ -26,7 +26,6 @@ from stigmergy.store.port import (
     Anew,
     Change,
     Complete,
-    Entry,
     Gone,
     Heard,
     HeldLease,
@@ -34,6 +33,7 @@ from stigmergy.store.port import (
     Lease,
     Objects,
     ObjectVersion,
+    StoredEntry,
     Watch,
     begins_with,
     check_bucket,
@@ -142,16 +142,18 @@ class MemoryBucket:
         self._revision = 0
         self._kept: dict[str, _Kept] = {}
 
-    def entries(self, prefix: str = "") -> list[Entry]:
+    def entries(self, prefix: str = "") -> list[StoredEntry]:
         """The existing entries, in the order in which they were written."""
         self.expire()
-        found = [Entry(key, kept.value, kept.revision) for key, kept in self._kept.items() if begins_with(key, prefix)]
+        found = [
+            StoredEntry(key, kept.value, kept.revision) for key, kept in self._kept.items() if begins_with(key, prefix)
+        ]
         return sorted(found, key=lambda entry: entry.revision)
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> StoredEntry | None:
         self.expire()
         kept = self._kept.get(key)
-        return None if kept is None else Entry(key, kept.value, kept.revision)
+        return None if kept is None else StoredEntry(key, kept.value, kept.revision)
 
     def write(self, key: str, value: bytes, expected: int | None, ttl_s: int | None = None) -> int:
         """Writes a key if it has the expected revision; None means any."""
@@ -164,7 +166,7 @@ class MemoryBucket:
         self._revision += 1
         ends_ns = None if ttl_s is None else self._clock.monotonic_ns() + ttl_s * NS
         self._kept[key] = _Kept(value, self._revision, ends_ns)
-        self._tell(key, Entry(key, value, self._revision))
+        self._tell(key, StoredEntry(key, value, self._revision))
         return self._revision
 
     def delete(self, key: str, expected: int | None) -> None:
@@ -339,7 +341,7 @@ class MemoryKeyValue:
     def bucket(self) -> str:
         return self._bucket.name
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> StoredEntry | None:
         check_key(key)
         await self._line.reach()
         return self._bucket.find(key)
@@ -377,13 +379,15 @@ class MemoryKeyValue:
             revision = self._bucket.write(key, bytes(value), 0, ttl_s)
         except StoreConflict:
             return None
-        return MemoryLease(self._line, self._bucket, Entry(key, bytes(value), revision), ttl_s, asked_ns)
+        return MemoryLease(self._line, self._bucket, StoredEntry(key, bytes(value), revision), ttl_s, asked_ns)
 
 
 class MemoryLease(HeldLease):
     """The Lease port."""
 
-    def __init__(self, line: MemoryConnection, bucket: MemoryBucket, entry: Entry, ttl_s: int, asked_ns: int) -> None:
+    def __init__(
+        self, line: MemoryConnection, bucket: MemoryBucket, entry: StoredEntry, ttl_s: int, asked_ns: int
+    ) -> None:
         self._line = line
         self._bucket = bucket
         super().__init__(entry, lease_end_ns(asked_ns, ttl_s))
@@ -396,7 +400,7 @@ class MemoryLease(HeldLease):
             asked_ns = self._line.clock.monotonic_ns()
             await self._line.reach()
             revision = self._bucket.write(self.key, kept, self.revision, self._ttl_s)
-            self._entry = Entry(self.key, kept, revision)
+            self._entry = StoredEntry(self.key, kept, revision)
             self._ends_ns = lease_end_ns(asked_ns, self._ttl_s)
 
     async def release(self) -> None:

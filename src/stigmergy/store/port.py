@@ -43,7 +43,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9_-]+")
 NS = 1_000_000_000
 
 
-class Entry(Struct, frozen=True, tag="entry"):
+class StoredEntry(Struct, frozen=True, tag="entry"):
     """A key and its value. As a change: it was just written, or is reported for the first time."""
 
     key: str
@@ -69,7 +69,7 @@ class Complete(Struct, frozen=True, tag="complete"):
     """A change: everything that exists was reported since Anew. A key that was not is gone."""
 
 
-Change = Entry | Gone | Anew | Complete
+Change = StoredEntry | Gone | Anew | Complete
 Heard = Callable[[Change], None]
 """Called on the event loop, in order. It must not raise: an exception is logged, and the watch goes on."""
 
@@ -172,7 +172,7 @@ class KeyValue(Protocol):
     @property
     def bucket(self) -> str: ...
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> StoredEntry | None:
         """The entry; None if there is none."""
         ...
 
@@ -193,7 +193,7 @@ class KeyValue(Protocol):
         ...
 
     def watch(self, prefix: str, heard: Heard) -> Watch:
-        """Calls `heard` with Anew, an Entry for each existing key, Complete; and then with every change.
+        """Calls `heard` with Anew, a StoredEntry for each existing key, Complete; and then with every change.
 
         While the store is unreachable nothing is reported. If something may have been missed it starts with Anew again.
         """
@@ -266,7 +266,7 @@ class Store(Protocol):
 class HeldLease:
     """The holder's view of its lease: the base of the adapters' leases."""
 
-    def __init__(self, entry: Entry, ends_ns: int) -> None:
+    def __init__(self, entry: StoredEntry, ends_ns: int) -> None:
         self._entry = entry
         self._ends_ns = ends_ns
         self._lost = False

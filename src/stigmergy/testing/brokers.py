@@ -133,15 +133,15 @@ def start_nats(
     folder: Path,
     *,
     ack_wait_s: float = 1.0,
-    ack_pending_max: int = 4_096,
+    ack_pending_max: int = 1_024,
     users: Mapping[str, str] | None = None,
     tls: TlsFiles | None = None,
 ) -> Broker:
     """Starts nats-server with its MQTT listener. Data and configuration go into the folder, which is made.
 
-    `ack_wait_s`: what is not acknowledged for so long comes again. `ack_pending_max`: so many messages a session may
-    have under way. The server's own defaults are 30 s and 1,024: see docs/bus.md. `users`: names and passwords; without
-    any, everybody may come.
+    `ack_wait_s`: what is not acknowledged for so long comes again. `ack_pending_max`: so many messages a subscription
+    may have under way. The server's own defaults are 30 s and 1,024: see docs/bus.md. `users`: names and passwords;
+    without any, everybody may come.
     """
     program = shutil.which("nats-server") or shutil.which("nats-server", path=str(Path(sys.executable).parent))
     if program is None:

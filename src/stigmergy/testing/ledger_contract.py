@@ -23,19 +23,19 @@ from stigmergy.claims.port import (
     ENTRY_BYTES_MAX,
     NAME_CHARS_MAX,
     READ_COUNT_MAX,
-    Ledger,
     LedgerCheckpoint,
     LedgerEntry,
+    LedgerPort,
 )
 from stigmergy.testing.journal_contract import in_a_loop
 
 NAME = "contract"
 HEARD_S_MAX = 5.0
 
-OpenLedger = Callable[[str], Ledger]
+OpenLedger = Callable[[str], LedgerPort]
 
 
-async def read_all(ledger: Ledger, after: int = 0, count_max: int = READ_COUNT_MAX) -> list[LedgerEntry]:
+async def read_all(ledger: LedgerPort, after: int = 0, count_max: int = READ_COUNT_MAX) -> list[LedgerEntry]:
     """Everything behind a position, in as many reads as it takes."""
     entries: list[LedgerEntry] = []
     while found := await ledger.read(entries[-1].position if entries else after, count_max):
@@ -179,7 +179,7 @@ class LedgerContract:
         ledgers = [open_ledger(NAME) for _ in range(4)]
         said: dict[int, list[bytes]] = {}
 
-        async def write(number: int, ledger: Ledger) -> None:
+        async def write(number: int, ledger: LedgerPort) -> None:
             for turn in range(12):
                 bodies = [b"%d.%d.%d" % (number, turn, index) for index in range(1 + turn % 4)]
                 first = await ledger.append(bodies)

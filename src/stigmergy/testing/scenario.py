@@ -20,8 +20,9 @@ from msgspec.structs import replace
 from stigmergy.agents.agent import FACTS, Agent
 from stigmergy.agents.codec import canonical_bytes, encode
 from stigmergy.agents.confirmations import Done, Failed, typed, woken_body
-from stigmergy.agents.display import shared_fields
+from stigmergy.agents.display import fields_in_words
 from stigmergy.agents.effects import (
+    MODELS,
     TIMERS,
     ActionDone,
     ActionFailed,
@@ -33,7 +34,8 @@ from stigmergy.agents.effects import (
     Woken,
     WorkFailed,
 )
-from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Keeping, Message, Work, spec_of
+from stigmergy.agents.ledgers import typed_entered
+from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, FollowedFact, Keeping, Message, Work, spec_of
 from stigmergy.agents.now import step_time_ns
 from stigmergy.agents.ordered import CLAIM_EVENTS, Claim
 from stigmergy.agents.plans import AgentPlan, Plan, confirmation, plan_agent
@@ -56,6 +58,7 @@ from stigmergy.shard.draft import Draft, Ready
 from stigmergy.shard.inputs import (
     Ask,
     Delivery,
+    FactCame,
     Input,
     Refused,
     SafeActionOut,
@@ -70,9 +73,11 @@ from stigmergy.shard.snapshot import digest_of_state
 from stigmergy.shard.state import ShardState, plan_agents
 from stigmergy.shard.timers import WINDOW_PREFIX, read_timer, timer_body
 from stigmergy.testing.projection import LogScenario
-from stigmergy.workflows.agent import run_class
+from stigmergy.workflows.agent import ending_of, run_class
 from stigmergy.workflows.definition import Workflow
+from stigmergy.workflows.messages import RunEnded
 from stigmergy.workflows.run import WorkflowRun
+from stigmergy.workflows.step import UNDO
 
 # Compares a field of an agent with a plain value: a shared set with a set, a claim with whether it is held.
 
@@ -346,7 +351,7 @@ class Scenario(Generic[A]):
         """Commands are asked, events observed, one after the other, at the present time of the scenario.
 
         Verdicts of the ledger (`Granted`, `Denied`, `Lost`, `Released`) come as if the ledger had said so, and
-        `SafeActionTaken` as if a safe action had gone out.
+        `SafeActionTaken` as if a safe action had gone out. `inferred(GasAlarm(…))` comes as if the model had said so.
         """
         __tracebackhide__ = True
         self._begin("when " + ", ".join(map(repr, inputs)))
@@ -361,6 +366,9 @@ class Scenario(Generic[A]):
             elif isinstance(message, CLAIM_EVENTS):
                 self._check_is_there()
                 self._take(VerdictCame(self._address, body))
+            elif isinstance(message, FollowedFact):
+                self._check_is_there()
+                self._take(FactCame(self._address, body, MODELS))
             elif isinstance(message, SafeActionTaken):
                 self._make()
                 self._take(SafeActionOut(self._address, message.action, message.because))
@@ -492,6 +500,22 @@ class Scenario(Generic[A]):
             self._fail("the state differs\n" + "\n".join(lines))
         return self
 
+    def part_ended(
+        self, step: str, status: Literal["done", "undone", "stuck"] = "done", reason: str = ""
+    ) -> Scenario[A]:
+        """The run that is this step of the workflow, or that now undoes itself, has ended so: `done`; `undone`, because
+        it failed or was taken back; or `stuck`."""
+        __tracebackhide__ = True
+        run: Any = self._current()
+        if not isinstance(run, WorkflowRun):
+            self._fail(f"{self._address} is no run of a workflow")
+        under_way = [name for name, state in run.steps.items() if state.state == "begun"]
+        waits = [name for name in (f"{UNDO}{step}", step) if name in under_way]
+        if not waits or not _is_part(run, step):
+            self._fail(f"{self._address} waits for no part {step!r}; under way are {', '.join(under_way) or 'none'}")
+        name, state, ended = waits[0], run.steps[waits[0]], RunEnded(status=status, reason=reason)
+        return self.when(ending_of(state.to, ended, self._address, name, state.attempt))
+
     def _new_state(self) -> ShardState:
         state = ShardState(0, {self._plan.kind: self._plan, **(self._others or {})})
         if self._others is None:
@@ -506,7 +530,8 @@ class Scenario(Generic[A]):
         if type(message) is Woken:
             return self._plan.decode_kept(encode(message)) or message
         if type(message) not in (Done, Failed):
-            return message
+            told: Message = typed_entered(message)
+            return told
         confirmed: Any = message
         name, key = spec_of(type(confirmed.action)).name, confirmed.key
         said: ActionDone | ActionFailed | WorkFailed = ActionDone(name, key)
@@ -637,6 +662,10 @@ class Scenario(Generic[A]):
         raise AssertionError(f"{self._title}:\n{text}")
 
 
+def _is_part(run: Any, step: str) -> bool:
+    return isinstance(type(run).workflows[run.version].steps[step].does, Workflow)
+
+
 class _AnyKind(dict[str, AgentPlan]):
     """The plans of a fleet of which only one class is known here: a tell to any other kind is as good."""
 
@@ -652,7 +681,7 @@ def _is_same(expected: Message, one: Happened) -> bool:
 
 def _in_words(message: Message) -> str:
     """A message for people. What was written to a shared field is bytes, and says nothing."""
-    said = shared_fields(spec_of(type(message)).tag, encode(message))
+    said = fields_in_words(spec_of(type(message)).tag, encode(message))
     return repr(message) if said is None else f"{type(message).__name__}({said})"
 
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from stigmergy.agents.codec import UNDECODABLE, tag_of
 from stigmergy.agents.effects import ACTUATORS, PUBLISH, REMOTE_SINKS, TIMERS, WORK
-from stigmergy.agents.messages import spec_of
+from stigmergy.agents.messages import is_raw, spec_of
 from stigmergy.agents.ordered import LEDGER
 from stigmergy.agents.supervision import InputFailed
 from stigmergy.shard.commit import Commit
@@ -204,6 +204,8 @@ def _name(tag: str) -> str:
 
 def _reason(body: bytes) -> str:
     try:
-        return _failed.decode(body).error
+        failed = _failed.decode(body)
+        # What a handler says of an input may quote it, and spans leave the device.
+        return failed.error.partition(":")[0] if is_raw(tag_of(failed.input)) else failed.error
     except UNDECODABLE:
         return "failed"

@@ -7,7 +7,7 @@ portions; the caller yields to the node's own work between them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 from msgspec import Struct
@@ -66,8 +66,10 @@ class Lane:
         rule: UplinkRule,
         counters: SieveCounters,
         live: LiveReading | None = None,
+        stays: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`live` are the shards of the node that runs this journal."""
+        """`live` are the shards of the node that runs this journal. Types that `stays` names are left out."""
+        self._stays = stays
         self._journal = journal
         self._directories = Directories(journal, live)
         self.shard = shard
@@ -86,7 +88,7 @@ class Lane:
         self._reset()
 
     def _reset(self) -> None:
-        self._sieve = Sieve(self._rule, SieveCounters())
+        self._sieve = Sieve(self._rule, SieveCounters(), self._stays)
         self._queue: deque[_Queued] = deque()
         self.queued_bytes = 0
         self._next = 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -100,7 +100,7 @@ class UplinkRule(Struct, frozen=True, forbid_unknown_fields=True):
     hold it, and let the node stop instead."""
 
     def __post_init__(self) -> None:
-        names = [*(self.only or ()), *self.sample, *self.aggregate]
+        names = named_in(self)
         if len(names) > NAMES_COUNT_MAX:
             raise ConfigError(f"uplink: {len(names)} names of events, {NAMES_COUNT_MAX} at most")
         for name in names:
@@ -112,6 +112,11 @@ class UplinkRule(Struct, frozen=True, forbid_unknown_fields=True):
                 raise ConfigError(f"uplink: {name} is in only and in sample; choose whether all or some of them go up")
         for name, aggregate in self.aggregate.items():
             duration_ns(f"uplink: aggregate.{name}.every", aggregate.every)
+
+
+def named_in(rule: UplinkRule) -> list[str]:
+    """The event types that a rule names."""
+    return [*(rule.only or ()), *rule.sample, *rule.aggregate]
 
 
 def duration_ns(what: str, text: str) -> int:
@@ -199,7 +204,14 @@ class SieveCounters(Struct):
 class Sieve:
     """Applies a rule to the commits of one shard, in order."""
 
-    def __init__(self, rule: UplinkRule, counters: SieveCounters | None = None) -> None:
+    def __init__(
+        self,
+        rule: UplinkRule,
+        counters: SieveCounters | None = None,
+        stays: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Events of a type that `stays` here are left out, whatever the rule says."""
+        self._stays = stays
         self._only = None if rule.only is None else frozenset(rule.only)
         self._sample = {name: duration_ns(name, every) for name, every in rule.sample.items()}
         self._aggregate = {
@@ -284,6 +296,8 @@ class Sieve:
             name = tag.partition("@")[0]
             if name.startswith(OURS):
                 name = Summary.__name__ if name == f"{OURS}{Summary.__name__}" else ""
+            elif self._stays(name):
+                name = ""
             if len(self._names) < NAMES_COUNT_MAX:
                 self._names[tag] = name
         return name

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from msgspec import structs
 
 from stigmergy.agents.codec import describe
 from stigmergy.agents.messages import SECOND_NS
+from stigmergy.agents.raw import UPLINK
 from stigmergy.base.errors import DataLost, LinkDown, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.port import Bus, BusMessage
@@ -23,7 +25,7 @@ from stigmergy.node.settings import UplinkSettings
 from stigmergy.uplink.lane import Lane
 from stigmergy.uplink.messages import Inquiry, Told, Up, UplinkMark, UplinkStatus, read_told, write_message
 from stigmergy.uplink.names import UplinkSource
-from stigmergy.uplink.rules import SieveCounters, UplinkRule
+from stigmergy.uplink.rules import SieveCounters, UplinkRule, named_in
 
 REST_FACTOR = 4
 """After reading and packing for a while it rests this many times as long."""
@@ -58,7 +60,9 @@ class Uplink:
         self.rule = rule
         self.counters = UplinkCounters()
         shards, live = host.journal.identity.owned, host.shards.reading
-        self._lanes = [Lane(host.journal, shard, rule, self.counters, live) for shard in shards]
+        host.raw.check(UPLINK, named_in(rule))
+        stays = partial(host.raw.stays, door=UPLINK)
+        self._lanes = [Lane(host.journal, shard, rule, self.counters, live, stays) for shard in shards]
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._asked = 0

@@ -15,34 +15,26 @@ from typing import Any
 import msgspec
 
 from stigmergy.agents.agent import Agent, AgentMeta, Rejection, decide, evolve, react, reject
-from stigmergy.agents.codec import describe, encode
+from stigmergy.agents.codec import describe, encode, tag_of
 from stigmergy.agents.confirmations import Done, Failed
 from stigmergy.agents.effects import CancelWake, Effects, Events, Tell, TellFailed, WakeMe, Woken
 from stigmergy.agents.messages import Action, Command, Event, spec_of
 from stigmergy.agents.ordered import Claim, Denied, Granted, Lost, Ordered, Released
-from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.plans import AgentPlan, decoder_of
 from stigmergy.agents.steps import StepAsked, StepEffect, StepHeard, StepRefused, StepsClosed, StepTaken
 from stigmergy.base.errors import DefinitionError
 from stigmergy.workflows.asking import (
     PLACE,
     asking_of,
+    check_message,
     check_names,
-    events_of,
     has_message,
     is_effect,
+    is_of_step,
     message_of,
     target_of,
 )
-from stigmergy.workflows.definition import (
-    HERE,
-    RETRY_S_MAX,
-    UNDO,
-    Approval,
-    Holding,
-    Releasing,
-    Step,
-    Workflow,
-)
+from stigmergy.workflows.definition import Workflow
 from stigmergy.workflows.messages import (
     TRANSITIONS,
     Approved,
@@ -50,6 +42,7 @@ from stigmergy.workflows.messages import (
     CancelRun,
     DenyStep,
     RetryUndo,
+    RoundBegan,
     RunBegan,
     RunEnded,
     StepBegun,
@@ -59,10 +52,13 @@ from stigmergy.workflows.messages import (
     UndoBegan,
     WentBack,
 )
-from stigmergy.workflows.run import WorkflowRun, apply, check_recovered, is_behind, settle
+from stigmergy.workflows.run import NOT_FOLDED, WorkflowRun, apply, check_recovered, failure, is_behind, settle
+from stigmergy.workflows.step import HERE, RETRY_S_MAX, TRIES_MAX, UNDO, Approval, Holding, Releasing, Step
 
 WITHIN, AGAIN = "within ", "again "
 """What timers are called: this, and the step."""
+FULL_RETRY_S = 1.0
+"""The first pause, or longer, before a run asks again for a resource that as many wait for as may."""
 
 
 def agents_of(workflows: Sequence[Workflow]) -> list[type[Agent]]:
@@ -86,7 +82,7 @@ def events_waited_for(workflows: Sequence[Workflow]) -> dict[str, list[type[Even
     """The events of each kind of agent that some step waits for."""
     found: dict[str, list[type[Event]]] = {}
     for step in (step for workflow in workflows for step in workflow.steps.values() if step.is_told):
-        found.setdefault(step.to.partition("/")[0], []).extend(events_of(step))
+        found.setdefault(step.to.partition("/")[0], []).extend(step.events)
     return found
 
 
@@ -150,7 +146,9 @@ def run_class(versions: Mapping[int, Workflow]) -> type[Agent]:
     _add(namespace, evolve, "fold", _union(TRANSITIONS), flow.fold)
     if kept:
         _add(namespace, evolve, "fold_last", _union(kept), _fold_last)
+        _add(namespace, evolve, "fold_heard", StepHeard, flow.fold_heard)
     _add(namespace, react, "carry_out", StepBegun, flow.carry_out)
+    _add(namespace, react, "ask_again", StepAsked, flow.ask_again)
     _add(namespace, react, "refuse", StepRefused, flow.refuse)
     _add(namespace, react, "wait", StepFailed, flow.wait)
     _add(namespace, react, "stop_waiting", StepDone | WentBack, flow.stop_waiting)
@@ -192,7 +190,7 @@ def _kept_of(workflows: Iterable[Workflow]) -> tuple[type[Event], ...]:
     found: dict[type[Event], None] = {}
     for workflow in workflows:
         for step in workflow.steps.values():
-            found |= dict.fromkeys(event for event in events_of(step) if not issubclass(event, Done | Failed))
+            found |= dict.fromkeys(event for event in step.events if not issubclass(event, Done | Failed))
     return tuple(found)
 
 
@@ -223,16 +221,37 @@ def _fold_last(run: Any, event: Any) -> None:
     run.known = (*(one for one in run.known if one != field), field)
 
 
+def _pause_s(retry_s: float, count: int) -> float:
+    """The pause behind so many tries."""
+    return min(retry_s * 2.0 ** min(count - 1, 20), RETRY_S_MAX)
+
+
+def _waited_s(retry_s: float, tried: int) -> float:
+    """All pauses before a try."""
+    return sum(_pause_s(retry_s, count) for count in range(1, min(tried, TRIES_MAX)))
+
+
+def _cancelled(reason: str) -> str:
+    """Why a run is cancelled; a part hears it from the run above, which says so already."""
+    return reason if reason.startswith("cancelled") else f"cancelled: {reason}".rstrip(": ")
+
+
 class _Flow:
     """What the handlers of a kind of runs do. It has no state of its own."""
 
     def __init__(self, versions: Mapping[int, Workflow], observed: Sequence[type[Event]]) -> None:
         self._versions = versions
         self._newest = versions[max(versions)]
-        self._decode = msgspec.msgpack.Decoder(_union(observed)).decode if observed else None
+        self._decode: Callable[[bytes], Any] | None = None
+        self._tags: frozenset[str] = frozenset()
+        if observed:
+            self._decode, self._tags = decoder_of(WorkflowRun, observed)
 
     def _of(self, run: Any) -> Workflow:
-        return self._versions[run.version] if run.version else self._newest
+        workflow = self._versions.get(run.version) if run.version else self._newest
+        if workflow is None:
+            raise LookupError(f"version {run.version} of {self._newest.kind} is not in workflows=[…]; put it back")
+        return workflow
 
     # What comes in
 
@@ -253,17 +272,22 @@ class _Flow:
             attempt=parent[2],
         )
         followed = self._follow(run, [began])
+        undone = any(isinstance(event, UndoBegan) for event in followed)
         for event in followed:
-            if isinstance(event, StepFailed):  # its first step cannot begin: whoever asks is told so at once
+            if undone and isinstance(event, StepFailed):  # its first step cannot begin: whoever asks is told so at once
                 reject(f"{event.step}: {event.reason}")
         return followed
 
     def asked(self, run: Any, asked: StepAsked) -> Events:
         """Another run has this one as a step, or takes it back."""
+        if asked.run == run.address:
+            return self._asked_again(run, asked)
         try:
-            command = msgspec.msgpack.decode(asked.body, type=self._newest.start | CancelRun)
-            if isinstance(command, CancelRun):
-                reason = f"cancelled: {command.reason}"
+            command = msgspec.msgpack.decode(asked.body, type=self._newest.start | CancelRun | RetryUndo)
+            if isinstance(command, CancelRun | RetryUndo):
+                if run.status == "stuck" and isinstance(command, CancelRun):
+                    reject(f"{run.address} is stuck: {run.reason}")
+                reason = _cancelled(command.reason) if isinstance(command, CancelRun) else run.reason
                 undo = UndoBegan(reason=reason, run=asked.run, step=asked.step, attempt=asked.attempt)
                 return self._follow(run, [undo])
             return self.start(run, command, asked)
@@ -271,11 +295,20 @@ class _Flow:
             reason = f"{self._newest.kind} begins with {self._newest.start.__name__} now: {error}"
         except Rejection as rejection:
             reason = rejection.reason
-        return [StepRefused(run=asked.run, step=asked.step, attempt=asked.attempt, reason=reason)]
+        stuck = run.status == "stuck"
+        return [StepRefused(run=asked.run, step=asked.step, attempt=asked.attempt, reason=reason, unknown=stuck)]
+
+    def _asked_again(self, run: Any, asked: StepAsked) -> Events:
+        """A person retries a dead letter in which this run asks for a step. If it still waits for it, it asks again."""
+        state = run.steps.get(asked.step)
+        if state is None or state.attempt != asked.attempt or not self._waits(run, asked.step):
+            over = f"try {asked.attempt} of {asked.step} is over, {run.address} is {run.status}"
+            raise ValueError(f"{over}: it would be carried out for nobody; drop the dead letter")
+        return [asked]
 
     def cancel(self, run: Any, command: CancelRun) -> Events:
         if run.status == "running":
-            return self._follow(run, [UndoBegan(reason=f"cancelled: {command.reason}".rstrip(": "))])
+            return self._follow(run, [UndoBegan(reason=_cancelled(command.reason))])
         reject(f"{run.address} is {run.status}: there is nothing to cancel")
 
     def approve(self, run: Any, command: ApproveStep) -> Events:
@@ -307,15 +340,16 @@ class _Flow:
             return self._finish(run, heard.step, ())
         if self._decode is None:
             return ()
-        return self._match(run, self._decode(heard.body), self._of(run).steps[heard.step])
+        step, event = self._of(run).steps[heard.step], self._decode(heard.body)
+        # The agent has the event in its log. Kept as it is by the run too, it would be there twice.
+        return self._match(run, event, step, heard if step.is_told else event)
 
     def refused(self, run: Any, refused: StepRefused) -> Events:
         state = run.steps.get(refused.step)
         if state is None or state.attempt != refused.attempt or not self._waits(run, refused.step):
             return ()
         step, reason = self._of(run).steps[refused.step], f"refused: {refused.reason}"
-        undoes = step.name.startswith(UNDO)
-        return self._fail(run, step, reason, unknown=refused.unknown, final=refused.unknown and not undoes)
+        return self._fail(run, step, reason, unknown=refused.unknown, final=refused.unknown)
 
     def not_told(self, run: Any, failed: TellFailed) -> Events:
         asked = [step for step in self._open(run) if run.steps[step.name].to == failed.to]
@@ -330,31 +364,39 @@ class _Flow:
     def observed(self, run: Any, event: Event) -> Events:
         """An event that nobody ascribes to a step: the first that waits for it takes it."""
         for step in self._open(run):
-            if type(event) in (step.done, step.on, step.fails) or _is_result(run, step, event):
-                return self._match(run, event, step)
+            failed = isinstance(event, Failed) and type(event.action) is step.does
+            if failed or is_of_step(run, self._of(run), step, event):
+                return self._match(run, event, step, event)
         return ()
 
-    def _match(self, run: Any, event: Event, step: Step) -> Events:
+    def _match(self, run: Any, event: Event, step: Step, kept: Event) -> Events:
+        """An event for a step, and what the run keeps of it."""
         if type(event) is step.done:
-            return self._finish(run, step.name, () if isinstance(event, Done) else (event,))
+            return self._finish(run, step.name, () if isinstance(event, Done) else (kept,))
         if not self._waits(run, step.name):
             return ()  # it waits to be tried again: only that it is done after all is news
         if isinstance(event, Failed):
             return self._fail(run, step, event.reason or "it failed")
         if type(event) is step.on:
-            return self._go_back(run, step, event)
+            return self._go_back(run, step, event, kept)
         if type(event) is step.fails:
             # Its agent had accepted it, and may have done a part of it.
-            return self._fail(run, step, f"{type(event).__name__} came", kept=(event,), unknown=True)
+            return self._fail(run, step, f"{type(event).__name__} came", kept=(kept,), unknown=True)
         return ()  # the action is carried out, and the step waits for an event
 
     def claimed(self, run: Any, verdict: Granted | Denied | Lost | Released) -> Events:
         name = verdict.claim.removeprefix("claim_")
-        step = self._of(run).steps[name]
-        if isinstance(verdict, Granted) and self._waits(run, name):
+        step, state = self._of(run).steps[name], run.steps.get(name)
+        # A stuck run keeps what it holds, so after a restart it asks for that as well.
+        asks = self._waits(run, name) or (run.status == "stuck" and state is not None and state.state == "begun")
+        if isinstance(verdict, Granted) and asks:
             return self._finish(run, name, ())
-        if isinstance(verdict, Denied) and self._waits(run, name):
+        if isinstance(verdict, Denied) and asks:
             lost = is_behind(run, self._of(run), name)
+            waited_s = _waited_s(max(step.retry_s, FULL_RETRY_S), run.steps[name].tried)
+            if verdict.full and not lost and waited_s < step.does.wait_s:
+                pause_s = _pause_s(max(step.retry_s, FULL_RETRY_S), run.steps[name].tried)
+                return self._try_again(run, step, verdict.reason, min(pause_s, step.does.wait_s - waited_s))
             reason = (
                 f"{verdict.resource} was lost: {verdict.reason}" if lost else f"{verdict.resource}: {verdict.reason}"
             )
@@ -364,18 +406,21 @@ class _Flow:
         if isinstance(verdict, Lost):
             if self._waits(run, f"{UNDO}{name}"):
                 return self._finish(run, f"{UNDO}{name}", ())
-            state = run.steps.get(name)
-            if run.status == "running" and state is not None and state.state == "done":
-                # After a restart nothing is held, and mostly it is still ours: ask before all is undone.
-                return self._follow(run, [StepBegun(step=name, attempt=state.attempt + 1, to=state.to)])
+            if run.status not in ("done", "undone") and state is not None and state.state == "done":
+                # After a restart nothing is held, and mostly it is still ours: ask before all is undone, and while.
+                return self._follow(run, [StepBegun(step=name, attempt=state.attempt + 1, to=verdict.resource)])
         return ()
 
     def woken(self, run: Any, woken: Woken) -> Events:
         if woken.name.startswith(AGAIN):
             name = woken.name.removeprefix(AGAIN)
             state = run.steps.get(name)
-            again = state is not None and state.state == "again" and not run.ended
-            return self._follow(run, self._begin(run, name)) if again else ()
+            if state is None or run.ended or state.state not in ("again", "left"):
+                return ()
+            if state.state == "again":
+                return self._follow(run, self._begin(run, name))
+            waits = not self._is_open(run, self._of(run).steps[name].again_from) and run.status == "running"
+            return self._follow(run, [RoundBegan(step=name)]) if waits else ()
         name = woken.name.removeprefix(WITHIN)
         if not self._waits(run, name):
             return ()
@@ -402,11 +447,13 @@ class _Flow:
         undone = [StepUndone(step=name.removeprefix(UNDO))] if name.startswith(UNDO) else []
         return self._follow(run, [*kept, StepDone(step=name), *undone])
 
-    def _go_back(self, run: Any, step: Step, event: Event) -> Events:
-        because = type(event).__name__
-        if run.steps[step.name].attempt >= step.tries:
-            return self._fail(run, step, f"{because} came at the last of {step.tries} tries", kept=(event,), final=True)
-        return self._follow(run, [event, WentBack(step=step.name, to=step.again_from, because=because)])
+    def _go_back(self, run: Any, step: Step, event: Event, kept: Event) -> Events:
+        because, attempt = type(event).__name__, run.steps[step.name].attempt
+        if attempt >= step.tries:
+            return self._fail(run, step, f"{because} came at the last of {step.tries} tries", kept=(kept,), final=True)
+        pause_s = _pause_s(step.retry_s, attempt)
+        back = WentBack(step=step.name, to=step.again_from, because=because, again_s=pause_s)
+        return self._follow(run, [kept, back])
 
     def _fail(
         self,
@@ -422,10 +469,26 @@ class _Flow:
         # A loop is bounded by all its passes; other steps have all their tries at each.
         count = state.attempt if step.again_from else state.tried
         if count < step.tries and not final:
-            pause_s = min(step.retry_s * 2.0 ** min(count - 1, 20), RETRY_S_MAX)
-            again = StepFailed(step=step.name, attempt=state.attempt, reason=reason, again_s=pause_s, unknown=unknown)
-            return self._follow(run, [*kept, again])
-        return self._follow(run, [*kept, *_given_up(run, step.name, state.attempt, reason, unknown=unknown)])
+            pause_s = _pause_s(step.retry_s, count)
+            return self._try_again(run, step, reason, pause_s, kept=kept, unknown=unknown)
+        return self._follow(run, [*kept, *self._given_up(run, step.name, state.attempt, reason, unknown=unknown)])
+
+    def _try_again(
+        self, run: Any, step: Step, reason: str, pause_s: float, *, kept: Iterable[Event] = (), unknown: bool = False
+    ) -> Events:
+        attempt = run.steps[step.name].attempt
+        failed = StepFailed(step=step.name, attempt=attempt, reason=reason, again_s=pause_s, unknown=unknown)
+        return self._follow(run, [*kept, failed])
+
+    def _given_up(self, run: Any, name: str, attempt: int, reason: str, *, unknown: bool = False) -> list[Event]:
+        """A step failed for good: what it is a part of is undone; if that is what failed, the run is stuck."""
+        failed, why = StepFailed(step=name, attempt=attempt, reason=reason, unknown=unknown), f"{name}: {reason}"
+        if name.startswith(UNDO):
+            return [failed, RunEnded(status="stuck", reason=why) if run.status == "undoing" else UndoBegan(reason=why)]
+        if run.status in ("undoing", "stuck"):
+            return [failed]  # it had lost a claim, and undoes without it
+        workflow = self._of(run)
+        return [failed, failure(run, workflow, workflow.at[name], why)]
 
     def _follow(self, run: Any, events: Sequence[Event]) -> Sequence[Event]:
         """These events, and what follows from them by itself."""
@@ -439,6 +502,8 @@ class _Flow:
             self.fold_began(scratch, event)
         elif isinstance(event, TRANSITIONS):
             self.fold(scratch, event)
+        elif isinstance(event, StepHeard):
+            self.fold_heard(scratch, event)
         elif not isinstance(event, Approved):
             _fold_last(scratch, event)
 
@@ -449,9 +514,9 @@ class _Flow:
         try:
             to = target_of(run, workflow, step, attempt)
             if has_message(step):
-                message_of(run, workflow, step)
+                check_message(run, workflow, step)
         except Exception as error:
-            return _given_up(run, name, attempt, describe(error))
+            return self._given_up(run, name, attempt, describe(error))
         return [StepBegun(step=name, attempt=attempt, to=to)]
 
     # The state
@@ -462,16 +527,20 @@ class _Flow:
         if workflow is not None and workflow.digest == event.digest:
             apply(run, workflow, event)
         else:
-            run.status, run.version, run.digest = "running", event.version, event.digest
+            run.status, run.version, run.digest, run.tokens = "running", event.version, event.digest, (NOT_FOLDED,)
 
     def fold(self, run: Any, event: Any) -> None:
         workflow = self._versions.get(run.version) if run.version else self._newest
         if workflow is not None and run.digest in ("", workflow.digest):
             apply(run, workflow, event)
-        elif isinstance(event, RunEnded):  # a run on steps that are gone: it matters only whether it has ended
-            run.status, run.reason = event.status, event.reason
+        elif isinstance(event, RunEnded):  # of a run on steps that are gone nothing else can be said
+            run.status, run.reason, run.tokens = event.status, event.reason, (NOT_FOLDED,)
         elif isinstance(event, UndoBegan):
             run.status = "undoing"
+
+    def fold_heard(self, run: Any, heard: StepHeard) -> None:
+        if self._decode is not None and tag_of(heard.body) in self._tags:
+            _fold_last(run, self._decode(heard.body))
 
     # What goes out
 
@@ -492,6 +561,9 @@ class _Flow:
             # An agent that is away must not begin what nobody waits for any more.
             yield Tell(to=begun.to, message=asking_of(run, workflow, step, begun), within_s=step.within_s)
 
+    def ask_again(self, run: Any, asked: StepAsked) -> Effects:
+        yield Tell(to=run.steps[asked.step].to, message=asked, within_s=self._of(run).steps[asked.step].within_s)
+
     def refuse(self, _: Any, refused: StepRefused) -> Effects:
         yield Tell(to=refused.run, message=refused)
 
@@ -502,6 +574,8 @@ class _Flow:
 
     def stop_waiting(self, _: Any, done: StepDone | WentBack) -> Effects:
         yield CancelWake(name=f"{WITHIN}{done.step}")
+        if isinstance(done, WentBack) and done.again_s > 0:
+            yield WakeMe(name=f"{AGAIN}{done.step}", after_s=done.again_s)
 
     def end(self, run: Any, ended: RunEnded) -> Effects:
         workflow = self._of(run)
@@ -518,42 +592,32 @@ class _Flow:
             yield Tell(to=run.parent, message=_ending(run, ended))
 
 
-def _given_up(run: Any, name: str, attempt: int, reason: str, *, unknown: bool = False) -> list[Event]:
-    """A step failed for good: all is undone; if that is what failed, the run is stuck."""
-    failed, why = StepFailed(step=name, attempt=attempt, reason=reason, unknown=unknown), f"{name}: {reason}"
-    if run.status == "undoing":
-        return [failed, RunEnded(status="stuck", reason=why)]
-    return [failed, UndoBegan(reason=why)]
-
-
-def _is_result(run: Any, step: Step, event: Event) -> bool:
-    """Whether it is what came back of the action or work of this step, which the run carries out itself."""
-    ours = isinstance(event, Done | Failed) and type(event.action) is step.does
-    return ours and not run.steps[step.name].to
-
-
 def _ending(run: Any, ended: RunEnded) -> Event:
     """What the run that this one is a step of hears."""
-    if ended.status == ("undone" if run.parent_step.startswith(UNDO) else "done"):
-        return StepHeard(step=run.parent_step, attempt=run.parent_attempt, body=b"")
-    reason = f"{run.address} is {ended.status}: {ended.reason}"
-    stuck = ended.status == "stuck"
-    told = StepRefused(run=run.parent, step=run.parent_step, attempt=run.parent_attempt, reason=reason, unknown=stuck)
-    return told
+    return ending_of(run.address, ended, run.parent, run.parent_step, run.parent_attempt)
+
+
+def ending_of(part: str, ended: RunEnded, run: str, step: str, attempt: int) -> Event:
+    """What a run hears of the end of a part, which is this step of it."""
+    if ended.status == ("undone" if step.startswith(UNDO) else "done"):
+        return StepHeard(step=step, attempt=attempt, body=b"")
+    reason = f"{part} is {ended.status}: {ended.reason}"
+    return StepRefused(run=run, step=step, attempt=attempt, reason=reason, unknown=ended.status == "stuck")
 
 
 def place_class(steps: Iterable[Step]) -> type[Agent]:
-    """The class of the agents that carry out actions and work at other places. Each carries out one step."""
+    """The class of the agents that carry out actions and work at other places. Each carries out one step, and
+    undoes it."""
     effects: dict[type[Any], None] = {}
     results: dict[type[Event], None] = {}
     for step in steps:
         effects[step.does] = None
         results |= dict.fromkeys([Done[step.does]] if issubclass(step.does, Action) else [])  # type: ignore[name-defined]
-        results |= dict.fromkeys((Failed[step.does], *events_of(step)))  # type: ignore[name-defined]
+        results |= dict.fromkeys((Failed[step.does], *step.events))  # type: ignore[name-defined]
     decode = msgspec.msgpack.Decoder(_union(effects)).decode
 
     def take(place: Any, asked: StepAsked) -> Iterator[Event]:
-        if asked.attempt > place.attempt:
+        if asked.step != place.step or asked.attempt > place.attempt:
             yield StepTaken(run=asked.run, step=asked.step, attempt=asked.attempt, wants=asked.wants, body=asked.body)
 
     def fold(place: Any, taken: StepTaken) -> None:
@@ -573,7 +637,7 @@ def place_class(steps: Iterable[Step]) -> type[Agent]:
     namespace: dict[str, Any] = {
         "__module__": __name__,
         "__qualname__": PLACE,
-        "__doc__": "Carries out one step of a run at another place.",
+        "__doc__": "Carries out one step of a run at another place, and undoes it there.",
         "__annotations__": {"run": str, "step": str, "attempt": int},
         "run": "",
         "step": "",

@@ -14,9 +14,7 @@ before it; `make=` says something else. A definition is compiled to a list of in
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from string import Formatter
 from typing import Any, Literal
@@ -50,163 +48,18 @@ from stigmergy.workflows.program import (
     Jump,
     parts_of,
 )
+from stigmergy.workflows.step import (
+    UNDO,
+    AnyWorkflow,
+    Holding,
+    Step,
+    is_class,
+    line_of_caller,
+    name_of,
+    undone_by,
+)
 
-WITHIN_S = 3600.0
-"""So long a step may take at each try, unless it says otherwise."""
-WITHIN_S_MAX = 366 * 24 * 3600.0
-TRIES_MAX = 1_000
-UNDO_TRIES = 10
-"""How often an undo is tried before its run is stuck."""
-RETRY_S_MAX = 300.0
-"""The longest pause between two tries."""
 STEPS_COUNT_MAX = 200
-NAME_CHARS_MAX = 48
-"""Of a step: its name is part of the addresses of agents."""
-HERE = "here"
-"""The place of a step that runs where its run is."""
-UNDO = "undo "
-"""Before the name of a step: the step that undoes it."""
-
-Make = Callable[[Any], Message]
-
-
-class Approval(Struct, frozen=True):
-    """A step that a person does: it waits for `ApproveStep` or `DenyStep`."""
-
-    by: str
-    """Who is asked, such as a role; for people to read."""
-
-
-class Holding(Struct, frozen=True):
-    """A step that claims a resource; the run holds it until its end, or until the step is undone."""
-
-    resource: str
-    """Such as `pad-{pad}`."""
-    for_s: float = 60.0
-    wait_s: float = 600.0
-
-
-class Releasing(Struct, frozen=True):
-    """Undoes a `Holding`: gives the claim back."""
-
-    of: str
-
-
-class Cancelling(Struct, frozen=True):
-    """Undoes a workflow that is a step: its run undoes itself."""
-
-    of: str
-
-
-class Step:
-    """One step: what it does, and how the run learns that it is done: `Step(TakeOff, done=Airborne)`."""
-
-    def __init__(
-        self,
-        does: Any,
-        *,
-        done: type[Event] | None = None,
-        undo: type[Message] | None = None,
-        undone: type[Event] | None = None,
-        to: str = "",
-        at: str | Sequence[str] = HERE,
-        within_s: float = WITHIN_S,
-        tries: int = 1,
-        retry_s: float = 1.0,
-        again_from: type[Message] | str | None = None,
-        on: type[Event] | None = None,
-        fails: type[Event] | None = None,
-        make: Make | None = None,
-        make_undo: Make | None = None,
-        name: str = "",
-    ) -> None:
-        """`does` is a command for the agent `to`, an action or work for the node that is `at` a place, an event to wait
-        for, an `Approval`, a `Holding`, or another workflow. `done` is the event that ends it. `undo` and `undone` are
-        the same for its compensation. `tries` is how often it is begun at most; between two tries there is a pause of
-        `retry_s`, and twice as long each time. `on` is an event that sends the run back to the step `again_from`;
-        `fails` one that fails the step. `at` may name several places: if the first does not answer within `within_s`,
-        the next is asked. `make` and `make_undo` make the message from the run."""
-        self.line = _line_of_caller()
-        """Where it is written: `delivery.py:12`."""
-        if not _is_does(does):
-            raise DefinitionError(
-                f"{self.line}: Step({does!r}); give a command, action, work or event class, a workflow, Approval(…) or "
-                "Holding(…)"
-            )
-        self.name = name or _name_of(does)
-        if not (self.name.isidentifier() and self.name.isascii() and len(self.name) <= NAME_CHARS_MAX):
-            raise DefinitionError(
-                f"{self.line}: step {self.name!r}: give name= up to {NAME_CHARS_MAX} letters, digits and _"
-            )
-        self.does = does
-        self.to = to
-        self.at = (at,) if isinstance(at, str) else tuple(at)
-        self.within_s, self.tries, self.retry_s = float(within_s), tries, float(retry_s)
-        self._check_bounds()
-        self.tries = max(tries, len(self.at))
-        self.done = _done_of(self.where, does, done)
-        self.undo = _undo_of(self.where, does, undo, undone)
-        self.undone, self.on, self.fails = undone, on, fails
-        for option, event in (("undone", undone), ("on", on), ("fails", fails)):
-            if event is not None and not _is_class(event, Event):
-                raise DefinitionError(f"{self.where}: {option}={event!r}; give the class of an event")
-        self.again_from = _loop_of(self.where, again_from, on, tries)
-        self.make, self.make_undo = make, make_undo
-
-    @property
-    def where(self) -> str:
-        """The beginning of a sentence about it."""
-        return f"{self.line}: step {self.name}"
-
-    @property
-    def is_told(self) -> bool:
-        """Whether an agent of the fleet carries it out: it is told, and tells what happens."""
-        return _is_class(self.does, (Command, Event)) and bool(self.to)
-
-    def _check_bounds(self) -> None:
-        if not self.at or not all(self.at):
-            raise DefinitionError(f"{self.where}: at={self.at!r}; name a place, such as 'gateway', or several in order")
-        if self.at != (HERE,) and not _is_class(self.does, (Action, Work)):
-            raise DefinitionError(f"{self.where}: at= is for actions and work; a command runs where its agent is")
-        if not 0 < self.within_s <= WITHIN_S_MAX:
-            raise DefinitionError(
-                f"{self.where}: within_s={self.within_s}; give more than 0 and at most {WITHIN_S_MAX:.0f} seconds"
-            )
-        if not 1 <= self.tries <= TRIES_MAX:
-            raise DefinitionError(f"{self.where}: tries={self.tries!r}; give 1 to {TRIES_MAX}")
-        if not 0 <= self.retry_s <= RETRY_S_MAX:
-            raise DefinitionError(f"{self.where}: retry_s={self.retry_s}; give 0 to {RETRY_S_MAX:.0f} seconds")
-
-    def told_to(self, to: str) -> Step:
-        """The same, for this agent unless it names another."""
-        found = copy(self)
-        found.to = self.to or to
-        return found
-
-    def undoing(self) -> Step | None:
-        """The step that undoes this one."""
-        does: Any = self.undo
-        if isinstance(self.does, Holding):
-            does = Releasing(self.name)
-        elif isinstance(self.does, Workflow):
-            does = Cancelling(self.name)
-        if does is None:
-            return None
-        found = copy(self)
-        found.name, found.does, found.done = f"{UNDO}{self.name}", does, self.undone
-        if self.undone is None and _is_class(self.undo, Action):
-            found.done = _done_class(self.undo)
-        found.undo = found.undone = found.on = found.fails = None
-        found.tries, found.again_from, found.make = UNDO_TRIES, "", self.make_undo
-        return found
-
-    @property
-    def outline(self) -> Mapping[str, Any]:
-        """What people see of it."""
-        named = {"done": self.done, "undo": self.undo, "on": self.on, "again_from": self.again_from or None}
-        shown = {key: getattr(value, "__name__", value) for key, value in named.items() if value is not None}
-        place = {"at": " or ".join(self.at)} if self.at != (HERE,) else {}
-        return {"step": self.name, "does": _name_of(self.does), "to": self.to, **shown, **place, "tries": self.tries}
 
 
 class Parallel:
@@ -215,7 +68,7 @@ class Parallel:
     `join="all"` goes on when all are done; `"any"` with the first, and undoes the others."""
 
     def __init__(self, *parts: Any, join: Literal["all", "any"] = "all") -> None:
-        line = _line_of_caller()
+        line = line_of_caller()
         if len(parts) < 2 or join not in ("all", "any"):
             raise DefinitionError(
                 f"{line}: Parallel(…, join={join!r}); give two parts or more, and join='all' or 'any'"
@@ -235,7 +88,7 @@ class Branch:
     The choice is an event in the run's log: a replay does not choose again."""
 
     def __init__(self, condition: Condition, *, then: Any, otherwise: Any = (), name: str = "") -> None:
-        line = _line_of_caller()
+        line = line_of_caller()
         if not callable(condition):
             raise DefinitionError(f"{line}: Branch({condition!r}); give a function of the run that says yes or no")
         self.condition = condition
@@ -260,91 +113,19 @@ def _part(line: str, part: Any) -> tuple[Any, ...]:
     return items
 
 
-def _is_class(does: Any, of: type[Any] | tuple[type[Any], ...]) -> bool:
-    return isinstance(does, type) and issubclass(does, of)
-
-
-def _is_does(does: Any) -> bool:
-    return _is_class(does, (Command, Action, Work, Event)) or isinstance(does, Approval | Holding | Workflow)
-
-
-def _name_of(does: Any) -> str:
-    if isinstance(does, Approval):
-        return "Approval"
-    if isinstance(does, Holding):
-        return "Holding"
-    return str(does.kind if isinstance(does, Workflow) else getattr(does, "__name__", "step"))
-
-
-def _done_of(where: str, does: Any, done: type[Event] | None) -> type[Event] | None:
-    """The event that ends a step: as given, or the one that is certain."""
-    if isinstance(does, Approval | Holding | Workflow):
-        if done is not None:
-            raise DefinitionError(f"{where}: leave done= out; it is done when {_name_of(does)} says so itself")
-        return None
-    if done is not None and not _is_class(done, Event):
-        raise DefinitionError(f"{where}: done={done!r}; give the class of the event that ends it")
-    if done is None and _is_class(does, Event):
-        return does  # type: ignore[no-any-return]
-    if done is None and _is_class(does, Action):
-        return _done_class(does)
-    if done is None:
-        raise DefinitionError(
-            f"{where}: nobody would know when it is done; give done= the class of the event that ends it"
-        )
-    return done
-
-
-def _done_class(action: Any) -> type[Event]:
-    made: type[Event] = Done[action]
-    return made
-
-
-def _undo_of(where: str, does: Any, undo: Any, undone: Any) -> type[Message] | None:
-    if undo is None:
-        if undone is not None:
-            raise DefinitionError(f"{where}: undone= without undo=; name what undoes the step")
-        return None
-    if isinstance(does, Approval | Holding | Workflow):
-        raise DefinitionError(
-            f"{where}: leave undo= out; a claim is given back and a workflow undoes itself, by themselves"
-        )
-    if not _is_class(undo, (Command, Action, Work)):
-        raise DefinitionError(
-            f"{where}: undo={undo!r} cannot be carried out; give the class of a command, action or work"
-        )
-    if _is_class(undo, Work) and undone is None:
-        raise DefinitionError(f"{where}: undo={undo.__name__} is work; give undone= the event that its worker returns")
-    return undo  # type: ignore[no-any-return]
-
-
-def _loop_of(where: str, again_from: Any, on: Any, tries: int) -> str:
-    if again_from is None and on is None:
-        return ""
-    if again_from is None or on is None:
-        raise DefinitionError(
-            f"{where}: give both, again_from= the step to go back to and on= the event that asks for it"
-        )
-    if tries < 2:
-        raise DefinitionError(
-            f"{where}: the loop has no bound; give tries=, how often the step may be begun, 2 or more"
-        )
-    return again_from if isinstance(again_from, str) else str(getattr(again_from, "__name__", again_from))
-
-
-class Workflow:
+class Workflow(AnyWorkflow):
     """A definition. `Fleet(…, workflows=[delivery])` runs it; each run is an agent of its kind: `Delivery/J-17`."""
 
     def __init__(self, kind: str, start: type[Command], *items: Any, to: str = "", version: int = 1) -> None:
         """`start` is the command that begins a run. `to` is the agent of all steps that name none, such as
         `Drone/{drone}`. Raise `version` when you change the steps, and give the fleet both, so that runs under way end
         as they began."""
-        self.line = _line_of_caller()
+        self.line = line_of_caller()
         if not str(kind).isidentifier():
             raise DefinitionError(
                 f"{self.line}: Workflow({kind!r}, …): the kind of its runs is a name, such as Delivery"
             )
-        if not _is_class(start, Command):
+        if not is_class(start, Command):
             raise DefinitionError(
                 f"{self.line}: workflow {kind}: give the class of the command that begins a run first"
             )
@@ -408,14 +189,13 @@ class Workflow:
         if len(self.at) >= STEPS_COUNT_MAX:
             raise DefinitionError(f"{item.line}: more than {STEPS_COUNT_MAX} steps; make a part of them a workflow")
         found = item.told_to(to)
-        if _is_class(found.does, Command):
+        if is_class(found.does, Command):
             _check_target(found)
         self.steps[found.name] = found
         self.at[found.name] = len(self.program)
         self.program.append(Do(found.name))
-        undo = found.undoing()
-        if undo is not None:
-            if _is_class(undo.does, Command):
+        for undo in found.undoing():
+            if is_class(undo.does, Command):
                 _check_target(undo)
             self.steps[undo.name] = undo
 
@@ -463,14 +243,15 @@ class Workflow:
     def _may_overlap(self, first: str, second: str) -> bool:
         """Whether both steps may be under way at once: in two parts of a Parallel, or what undoes a part that was not
         the first beside what comes next."""
-        ats = [self.at[name.removeprefix(UNDO)] for name in (first, second)]
+        ats = [self.at[undone_by(name)] for name in (first, second)]
+        again = any(self.steps[undone_by(name)].repeat for name in (first, second))
         undoes = [name.startswith(UNDO) for name in (first, second)]
         for fork in self._forks():
             inside = [next((part for part in parts_of(fork) if at in part), None) for at in ats]
             loses = isinstance(join := self.program[fork.join], Join) and join.any
             if inside[0] == inside[1]:
                 continue
-            if None not in inside and (not any(undoes) or loses):
+            if None not in inside and (not any(undoes) or loses or again):
                 return True
             if loses and any(part is not None and undo for part, undo in zip(inside, undoes, strict=True)):
                 return True
@@ -489,16 +270,11 @@ class Workflow:
     def messages(self) -> Iterator[type[Message]]:
         """All actions and work that its steps carry out themselves."""
         for one in self.steps.values():
-            if _is_class(one.does, (Action, Work)):
+            if is_class(one.does, (Action, Work)):
                 yield one.does
 
     def __repr__(self) -> str:
         return f"Workflow({self.kind!r}, version={self.version})"
-
-
-def _line_of_caller() -> str:
-    frame = sys._getframe(2)
-    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
 
 
 def _check_target(of: Step) -> None:
@@ -517,7 +293,7 @@ def names_in(template: str) -> list[str]:
 
 def _description(of: Step) -> tuple[Any, ...]:
     does = of.does
-    what = spec_of(does).tag if isinstance(does, type) else _name_of(does)
+    what = spec_of(does).tag if isinstance(does, type) else name_of(does)
     tags = [None if event is None else spec_of(event).tag for event in (of.done, of.undo, of.undone, of.on, of.fails)]
     return (what, *tags, of.again_from)
 
@@ -525,7 +301,7 @@ def _description(of: Step) -> tuple[Any, ...]:
 def _alike(first: Step, second: Step) -> str:
     """What comes back of both and says nothing of which it is of; empty: nothing."""
     if first.is_told and second.is_told:
-        commanded = _is_class(first.does, Command) and _is_class(second.does, Command)
+        commanded = is_class(first.does, Command) and is_class(second.does, Command)
         same = first.done if commanded and first.to == second.to and first.done is second.done else None
         return same.__name__ if same is not None else ""
     shared = _taken_by_type(first) & _taken_by_type(second)
@@ -634,7 +410,11 @@ def _names(parts: Iterable[Any]) -> Iterator[str]:
 
 def _check_step(of: Step, known: KnownFields) -> None:
     names = ", ".join(name for name in known.types if name in known.certain) or "no fields"
-    texts = [of.to, *of.at, *([of.does.resource] if isinstance(of.does, Holding) else [])]
+    if is_class(of.does, Event):
+        for name in of.matched:
+            if name not in known.certain or known.types[name] != {_hints(of.does)[name]}:
+                raise DefinitionError(f"{of.where}: match={of.matched!r}: {name} is not known then, with the same type")
+    texts = [of.to, *of.at, *([of.does.text] if isinstance(of.does, Holding) else [])]
     for name in (name for text in texts for name in names_in(text)):
         if name not in known.certain:
             raise DefinitionError(
@@ -642,12 +422,12 @@ def _check_step(of: Step, known: KnownFields) -> None:
                 "of the events before"
             )
     does = of.does.start if isinstance(of.does, Workflow) else of.does
-    if _is_class(does, (Action, Work)) and does.__struct_config__.forbid_unknown_fields:
+    if is_class(does, (Action, Work)) and does.__struct_config__.forbid_unknown_fields:
         raise DefinitionError(
             f"{of.where}: {does.__name__} has forbid_unknown_fields, but its try is written beside its fields; leave "
             "that out"
         )
-    if of.make is not None or not _is_class(does, (Command, Action, Work)):
+    if of.make is not None or not is_class(does, (Command, Action, Work)):
         return
     for field in struct_fields(does):
         wanted = _hints(does).get(field.name)

@@ -85,11 +85,25 @@ class StepUndone(Event, name="stigmergy.StepUndone"):
 
 
 class WentBack(Event, name="stigmergy.WentBack"):
-    """An event sent the run back to an earlier step."""
+    """An event sent the run back to an earlier step. It goes on there after a pause."""
 
     step: str
     to: str
     because: str
+    again_s: float = 0.0
+
+
+class RoundBegan(Event, name="stigmergy.RoundBegan"):
+    """The pause is over after which a run that went back goes on."""
+
+    step: str
+    """That sent it back."""
+
+
+class RepeatBegan(Event, name="stigmergy.RepeatBegan"):
+    """The run came back to a step that is to be done once more: what it did before is undone first."""
+
+    step: str
 
 
 class BranchTaken(Event, name="stigmergy.BranchTaken"):
@@ -111,6 +125,15 @@ class PartsJoined(Event, name="stigmergy.PartsJoined"):
     """All parts of a Parallel are done, or, with join="any", the first."""
 
     fork: int
+
+
+class PartFailed(Event, name="stigmergy.PartFailed"):
+    """A part of a Parallel with join="any" failed. The others go on, and what it has done is undone."""
+
+    fork: int
+    at: int
+    """Where in the part it failed."""
+    reason: str
 
 
 class UndoBegan(Event, name="stigmergy.UndoBegan"):
@@ -169,9 +192,12 @@ TRANSITIONS = (
     StepKept,
     StepUndone,
     WentBack,
+    RoundBegan,
+    RepeatBegan,
     BranchTaken,
     PartsBegan,
     PartsJoined,
+    PartFailed,
     UndoBegan,
     RunEnded,
 )

@@ -17,11 +17,14 @@ from stigmergy.agents.agent import Agent
 from stigmergy.agents.codec import describe
 from stigmergy.agents.messages import Event, Message
 from stigmergy.base.errors import DefinitionError
-from stigmergy.workflows.definition import UNDO, Workflow
+from stigmergy.workflows.definition import Workflow
 from stigmergy.workflows.messages import (
     BranchTaken,
+    PartFailed,
     PartsBegan,
     PartsJoined,
+    RepeatBegan,
+    RoundBegan,
     RunBegan,
     RunEnded,
     Status,
@@ -34,6 +37,7 @@ from stigmergy.workflows.messages import (
     WentBack,
 )
 from stigmergy.workflows.program import Choose, Do, End, Fork, Join, Jump, parts_of
+from stigmergy.workflows.step import UNDO, undone_by
 
 E = TypeVar("E", bound=Message)
 Begin = Callable[[Any, str], Sequence[Event]]
@@ -53,6 +57,10 @@ class RunToken(Struct, frozen=True):
     """Its step is under way, or waits to be tried again."""
     undo: tuple[str, ...] = ()
     """Of a token that undoes: the steps that are left, the next one first."""
+
+
+NOT_FOLDED = RunToken(UNDOING)
+"""The token of a run whose steps are not there any more: its events were passed over, and its state is not known."""
 
 
 class OpenFork(Struct, frozen=True):
@@ -92,7 +100,8 @@ class WorkflowRun(Agent, kind="stigmergy.WorkflowRun"):
     fork_count: int = 0
     steps: Mapping[str, StepState] = field(default_factory=dict)
     undoable: tuple[str, ...] = ()
-    """Steps that are done, or may be, and can be undone; in the order in which they were done."""
+    """Steps that are done, or may be, and can be undone; in the order in which they were done. `Beep at gateway` may
+    have been done there, before it was tried at another place."""
     told: tuple[str, ...] = ()
     """The agents that carry out steps of it: they are told of its end."""
     known: tuple[str, ...] = ()
@@ -146,15 +155,16 @@ def _undo_next(run: Any, token: RunToken, begin: Begin) -> Sequence[Event]:
 def _step_next(run: Any, workflow: Workflow, token: RunToken, begin: Begin) -> Sequence[Event]:
     match workflow.program[token.at]:
         case Do(step=name):
-            if any(name in other.undo for other in run.tokens):
+            if any(name == undone_by(one) for other in run.tokens for one in other.undo):
                 return ()  # the run came back to it while it is being undone
-            stands = name in run.undoable and run.steps[name].state == "done"
-            return (StepKept(step=name),) if stands else begin(run, name)
+            if name not in run.undoable or run.steps[name].state != "done":
+                return begin(run, name)
+            return (RepeatBegan(step=name) if workflow.steps[name].repeat else StepKept(step=name),)
         case Choose(name=name, condition=condition):
             try:
                 holds = bool(condition(run))
             except Exception as error:
-                return (UndoBegan(reason=f"{name}: {describe(error)}"),)
+                return (failure(run, workflow, token.at, f"{name}: {describe(error)}"),)
             return (BranchTaken(branch=name, at=token.at, holds=holds),)
         case Fork():
             return (PartsBegan(at=token.at, fork=run.fork_count + 1),)
@@ -183,6 +193,7 @@ def apply(run: Any, workflow: Workflow, event: Event) -> None:
             run.parent, run.parent_step, run.parent_attempt = event.run, event.step, event.attempt
             run.tokens = (RunToken(_place(workflow, 0)),)
         case StepBegun(step=name, attempt=attempt, to=to):
+            _leave_place(run, workflow, name, to)
             _note(run, name, StepState("begun", attempt, run.now, to, tried=tries_now(run, name)))
             _move(run, workflow, name, busy=True)
             if workflow.steps[name].is_told and to not in run.told:
@@ -199,15 +210,21 @@ def apply(run: Any, workflow: Workflow, event: Event) -> None:
             if event.unknown:
                 _can_undo(run, workflow, name)
         case StepUndone(step=name):
-            _note(run, name, replace(run.steps[name], state="undone", since_s=run.now))
+            _note(run, undone_by(name), replace(run.steps[undone_by(name)], state="undone", since_s=run.now))
             run.undoable = tuple(one for one in run.undoable if one != name)
-        case WentBack(step=name, to=to):
+        case WentBack(step=name, to=to, again_s=again_s):
             _note(run, name, replace(run.steps[name], state="left", since_s=run.now, reason=event.because))
             _can_undo(run, workflow, name)  # it may have had an effect before the run went back
             place = _place(workflow, workflow.at[to])
             run.tokens = tuple(
-                replace(token, at=place, busy=False) if token.at == workflow.at[name] else token for token in run.tokens
+                replace(token, at=place, busy=again_s > 0) if token.at == workflow.at[name] else token
+                for token in run.tokens
             )
+        case RoundBegan(step=name):
+            _move(run, workflow, workflow.steps[name].again_from, busy=False)
+        case RepeatBegan(step=name):
+            again = tuple(one for one in reversed(run.undoable) if undone_by(one) == name)
+            run.tokens = (*run.tokens, RunToken(UNDOING, undo=again))
         case BranchTaken(at=at, holds=holds):
             choice = workflow.program[at]
             assert isinstance(choice, Choose)
@@ -217,6 +234,8 @@ def apply(run: Any, workflow: Workflow, event: Event) -> None:
             _fork(run, workflow, at, fork)
         case PartsJoined(fork=fork):
             _join(run, workflow, fork)
+        case PartFailed(fork=fork, at=at):
+            _fail_part(run, workflow, fork, at)
         case UndoBegan():
             _begin_undo(run, workflow, event)
         case RunEnded(status=status, reason=reason):
@@ -237,6 +256,39 @@ def _begin_undo(run: Any, workflow: Workflow, event: UndoBegan) -> None:
     run.tokens = (*under_way, RunToken(UNDOING, undo=tuple(left)))
 
 
+def failure(run: Any, workflow: Workflow, at: int, reason: str) -> PartFailed | UndoBegan:
+    """What follows when an instruction failed for good: a part of a Parallel fails if another may still be first, or
+    else the run is undone."""
+    around = [(fork, part) for fork in run.forks for part in parts_of(_fork_of(workflow, fork)) if at in part]
+    for fork, part in sorted(around, key=lambda one: len(one[1])):
+        join = workflow.program[fork.join]
+        assert isinstance(join, Join)
+        if join.any and any(token.at not in part and fork.id in _forks_of(run, token) for token in run.tokens):
+            return PartFailed(fork=fork.id, at=at, reason=reason)
+    return UndoBegan(reason=reason)
+
+
+def _fail_part(run: Any, workflow: Workflow, id: int, at: int) -> None:
+    (fork,) = (one for one in run.forks if one.id == id)
+    (part,) = (part for part in parts_of(_fork_of(workflow, fork)) if at in part)
+    lost = [token for token in run.tokens if token.at in part]
+    _abandon(run, workflow, tuple(lost))
+    run.forks = tuple(one for one in run.forks if one.join not in part)
+    run.tokens = (*(token for token in run.tokens if token not in lost), *_undoing(run, workflow, [part]))
+
+
+def _undoing(run: Any, workflow: Workflow, parts: list[range]) -> tuple[RunToken, ...]:
+    """The token that undoes these parts of a fork; none if nothing is to be undone."""
+    lost = [name for name, at in workflow.at.items() if any(at in part for part in parts)]
+    undone_already = [name for token in run.tokens for name in token.undo]
+    undo = tuple(one for one in reversed(run.undoable) if undone_by(one) in lost and one not in undone_already)
+    return (RunToken(UNDOING, undo=undo),) if undo else ()
+
+
+def _fork_of(workflow: Workflow, fork: OpenFork) -> Fork:
+    return next(one for one in workflow.program if isinstance(one, Fork) and one.join == fork.join)
+
+
 def _undoes_now(run: Any, token: RunToken) -> bool:
     """Whether a token undoes a part of a Parallel at this moment."""
     first = run.steps.get(f"{UNDO}{token.undo[0]}") if token.busy and token.undo else None
@@ -247,6 +299,15 @@ def _can_undo(run: Any, workflow: Workflow, name: str) -> None:
     """A step is done, or may be: if it can be undone, it is the first that will be."""
     if f"{UNDO}{name}" in workflow.steps:
         run.undoable = (*(one for one in run.undoable if one != name), name)
+
+
+def _leave_place(run: Any, workflow: Workflow, name: str, to: str) -> None:
+    """A step begins at another place than before: where it may have been done, it is undone on its own."""
+    was, places = run.steps.get(name), workflow.steps[name].at
+    if name in run.undoable and was.to != to:
+        left = f"{name} at {places[min(was.tried, len(places)) - 1]}"
+        if f"{UNDO}{left}" in workflow.steps:
+            run.undoable = (*(one for one in run.undoable if one not in (name, left)), left)
 
 
 def _note(run: Any, name: str, state: StepState) -> None:
@@ -322,13 +383,11 @@ def _join(run: Any, workflow: Workflow, fork: int) -> None:
     first = next(token for token in inside if token.fork == fork and token.at == found.join)
     others = [token for token in inside if token is not first and token.at != found.join]
     _abandon(run, workflow, tuple(others))
-    lost = _steps_between(workflow, found, others)
-    undone_already = [name for token in run.tokens for name in token.undo]
-    undo = tuple(name for name in reversed(run.undoable) if name in lost and name not in undone_already)
+    lost = [part for part in parts_of(_fork_of(workflow, found)) if any(token.at in part for token in others)]
     run.tokens = (
         *(token for token in run.tokens if token not in inside),
         RunToken(_place(workflow, found.join + 1), fork=found.parent),
-        *([RunToken(UNDOING, undo=undo)] if undo else []),
+        *_undoing(run, workflow, lost),
     )
     run.forks = tuple(one for one in run.forks if one.id != fork and fork not in _ancestors(run, one))
 
@@ -340,13 +399,6 @@ def _ancestors(run: Any, fork: OpenFork) -> tuple[int, ...]:
         found = (*found, parent)
         parent = next(one.parent for one in run.forks if one.id == parent)
     return found
-
-
-def _steps_between(workflow: Workflow, fork: OpenFork, losers: list[RunToken]) -> list[str]:
-    """The steps of the parts of a fork in which these tokens are."""
-    found = next(one for one in workflow.program if isinstance(one, Fork) and one.join == fork.join)
-    lost = [part for part in parts_of(found) if any(token.at in part for token in losers)]
-    return [name for name, at in workflow.at.items() if any(at in part for part in lost)]
 
 
 def _abandon(run: Any, workflow: Workflow, tokens: tuple[RunToken, ...]) -> None:
@@ -363,14 +415,20 @@ def _abandon(run: Any, workflow: Workflow, tokens: tuple[RunToken, ...]) -> None
 
 
 def check_recovered(run: Any, workflows: Mapping[int, Workflow]) -> None:
-    """Refuses to go on with a run that began on steps which are not there any more."""
-    if run.status == "new" or run.status in ("done", "undone"):
+    """Refuses to go on with a run that began on steps which are not there any more; also with one that has ended, if
+    without them its state cannot be known. A snapshot that was taken after its end knows it."""
+    has_ended = run.status in ("done", "undone")
+    if run.status == "new" or (has_ended and NOT_FOLDED not in run.tokens):
         return
     workflow = workflows.get(run.version)
     if workflow is not None and workflow.digest == run.digest:
         return
-    has = f"version {run.version} has other steps now" if workflow else f"version {run.version} is not there any more"
-    raise DefinitionError(
-        f"{run.address} is under way, and its workflow was changed: {has}; put the steps back, and give the new ones "
-        f"as Workflow({run.__agent_kind__!r}, …, version={max(workflows) + 1}) beside them in workflows=[…]"
-    )
+    stands = "has ended, and its steps and events cannot be read" if has_ended else "is under way"
+    kind, newest = run.__agent_kind__, max(workflows)
+    if workflow is None:
+        has = f"version {run.version} is not there any more; put Workflow({kind!r}, …, version={run.version}) back"
+        also = f", as it was, beside version {newest} in workflows=[…]"
+    else:
+        has = f"version {run.version} has other steps now; put the steps back, and give the new ones"
+        also = f" as Workflow({kind!r}, …, version={newest + 1}) beside them in workflows=[…]"
+    raise DefinitionError(f"{run.address} {stands}, and its workflow was changed: {has}{also}")

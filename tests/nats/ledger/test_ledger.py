@@ -316,6 +316,27 @@ async def test_a_stream_that_has_lost_its_end_is_noticed(url: str) -> None:
 
 
 @in_a_loop
+async def test_who_is_behind_takes_a_checkpoint_and_reads_on(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is ahead of what this connection has read: nothing is lost for that."""
+    monkeypatch.setattr(reading, "LOOK_S", 60.0)
+    one, deaf = opened(url), opened(url)
+    assert await deaf.read(0) == []
+    assert deaf._reader is not None
+    await deaf._reader._unsubscribe()
+    for number in range(8):
+        await one.append([b"%d" % number])
+    await one.put_checkpoint(LedgerCheckpoint(6, b"state"))
+    checkpoint = await deaf.checkpoint()
+    assert checkpoint is not None
+    read = await deaf.read(checkpoint.position, fresh=False)
+    assert [entry.body for entry in read] == [b"6", b"7"]
+    with pytest.raises(LedgerCorrupt, match="lost its end"):
+        await deaf.read(9, fresh=False)
+    for ledger in (one, deaf):
+        await ledger.close()
+
+
+@in_a_loop
 async def test_a_fresh_read_asks_and_does_not_only_listen(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LOOK_S", 60.0)
     one, deaf = opened(url), opened(url)

@@ -59,7 +59,9 @@ async def fill(server: NatsCluster) -> None:
     await ensure_keys(link, bucket, 1, 0)
     records: dict[str, Any] = {
         "fleet": FleetShape("a.fleet", SHARDS),
-        "worker.w1": WorkerRecord(id="w1", host="here", pid=7, owns=(0, 1), since_ns=1, unmet=("nobody hears them",)),
+        "worker.w1": WorkerRecord(
+            id="w1", host="here", pid=7, owns=(0, 1), since_ns=1, unmet=("nobody hears them",), unfit={3: "no"}
+        ),
         "coordinator": Coordinator("w1"),
         "plan": ShardPlan(3, 1, "w1", ("w1",), (), ("w1", "w1", "w1", "")),
         "owner.0": Owner("w1", 5),
@@ -121,6 +123,7 @@ async def test_people_are_shown_what_is_wrong(server: NatsCluster) -> None:
         "1 of 1 server up, one server, no replicas",
         "fleet a.fleet  1 worker, 2 of 4 shards owned, plan 3 of w1",
         "  lacks nobody hears them",
+        "  refused by worker w1, shard 3: no",
         "nobody has shard 2-3",
         "STIG_LEDGER_claims  reader",
         "claims  3",

@@ -126,6 +126,12 @@ def test_a_cluster_that_is_well() -> None:
             Level.FAIL,
             "f: agents publish, and there is no bus",
         ),
+        (
+            cluster(fleets=(structs.replace(fleet(2, 4), unfit=("worker w1, shard 3: its workflow was changed",)),)),
+            "refused",
+            Level.WARN,
+            "f: refused by worker w1, shard 3: its workflow was changed",
+        ),
     ],
 )
 def test_what_is_wrong_is_found_and_has_a_remedy(standing: ClusterStatus, name: str, level: Level, says: str) -> None:

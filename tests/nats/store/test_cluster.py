@@ -15,7 +15,7 @@ from stigmergy.base.system import SystemClock
 from stigmergy.nats.address import parse_address
 from stigmergy.nats.link import NatsLink
 from stigmergy.nats.store import open_store
-from stigmergy.store.port import Entry, Gone, KeyValue, Lease, Store
+from stigmergy.store.port import Gone, KeyValue, Lease, Store, StoredEntry
 from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.store_contract import Listener, OpenStore, StoreContract
 
@@ -138,7 +138,7 @@ async def test_without_a_majority_nothing_is_written(cluster: NatsCluster) -> No
         for number in (0, 1):
             cluster.resume(number)
     deadline_s = time.monotonic() + ELECTION_S_MAX
-    found: Entry | None = None
+    found: StoredEntry | None = None
     while found is None:
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.05)
@@ -182,7 +182,7 @@ async def test_a_peer_is_reached_through_the_hub_by_its_domain(tmp_path: Path) -
             assert lease is not None
             await lease.renew(b"2")
             await listener.wait_there({"lead": b"2"})
-            assert await (await near.key_value("town")).get("lead") == Entry("lead", b"2", lease.revision)
+            assert await (await near.key_value("town")).get("lead") == StoredEntry("lead", b"2", lease.revision)
             await far.close()
             await near.close()
 
@@ -224,11 +224,11 @@ async def mirror_and_lose(hub: NatsCluster, leaf: NatsCluster) -> None:
     found = await mirrored.get("mode")
     assert found is not None
     revision = await mirrored.put("mode", b"alert", found.revision)
-    assert await keys.get("mode") == Entry("mode", b"alert", revision), "written at the hub"
+    assert await keys.get("mode") == StoredEntry("mode", b"alert", revision), "written at the hub"
     await listener.wait_there({"mode": b"alert"})
     hub.kill(0)
     assert await models.get("model", put.version) == data
-    assert await mirrored.get("mode") == Entry("mode", b"alert", revision)
+    assert await mirrored.get("mode") == StoredEntry("mode", b"alert", revision)
     assert await mirrored.keys() == ["mode"]
     with pytest.raises((StoreUnavailable, StoreUnknown)):
         await mirrored.put("mode", b"never")

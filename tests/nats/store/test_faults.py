@@ -27,7 +27,7 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.nats.store import open_store
 from stigmergy.nats.store.objects import NatsObjects
 from stigmergy.nats.store.store import NatsStore
-from stigmergy.store.port import NS, VALUE_BYTES_MAX, Entry, KeyValue, Lease
+from stigmergy.store.port import NS, VALUE_BYTES_MAX, KeyValue, Lease, StoredEntry
 from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 from stigmergy.testing.store_contract import Listener
@@ -138,7 +138,7 @@ async def test_a_server_that_takes_less_than_a_value(tmp_path: Path) -> None:
         before = await keys.put("a", b"1")
         with pytest.raises(TooLarge, match="max_payload"):
             await keys.put("a", bytes(VALUE_BYTES_MAX))
-        assert await keys.get("a") == Entry("a", b"1", before)
+        assert await keys.get("a") == StoredEntry("a", b"1", before)
         await objects.put("large", bytes(1_000_000))
         assert await objects.get("large") == bytes(1_000_000)
         await store.close()
@@ -224,7 +224,7 @@ async def test_a_renewal_without_an_answer_is_found_again(server: NatsCluster) -
     proxy.restore()
     await renew_when_up(lease, b"3")
     assert lease.revision > written.revision
-    assert await keys.get("lead") == Entry("lead", b"3", lease.revision)
+    assert await keys.get("lead") == StoredEntry("lead", b"3", lease.revision)
     await lease.release()
     assert await keys.get("lead") is None
     await far.close()
@@ -285,7 +285,7 @@ async def test_a_holder_that_was_paused_cannot_renew(server: NatsCluster) -> Non
     proxy.restore()
     with pytest.raises(StoreConflict):
         await renew_when_up(lease)
-    assert await keys.get("lead") == Entry("lead", b"near", taken.revision)
+    assert await keys.get("lead") == StoredEntry("lead", b"near", taken.revision)
     assert taken.revision > lease.revision
     await far.close()
     await near.close()
@@ -308,7 +308,7 @@ async def test_a_server_killed_and_started_again_has_everything_and_leases_run_o
         await keys.put("c", b"1", 10_000)
     own_server.start_again(0)
     await listener.wait_there({"a": b"1"})
-    assert await keys.get("a") == Entry("a", b"1", revision)
+    assert await keys.get("a") == StoredEntry("a", b"1", revision)
     assert await objects.versions("o") == [put]
     assert await objects.get("o") == bytes(range(256)) * 4_000
     assert await keys.acquire("lead", b"", 2) is not None

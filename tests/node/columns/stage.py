@@ -10,7 +10,6 @@ from stigmergy import Agent, Effects, Event, Fleet, Settings, evolve, react
 from stigmergy.agents.messages import Message
 from stigmergy.control.live import Live
 from stigmergy.node.column_actuators import Orders
-from stigmergy.node.mailbox import Queued
 from stigmergy.shard.batches import BATCH_FORMAT, BatchHeader, pack_batch
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.run import Run
@@ -148,8 +147,3 @@ class Told:
 
     def fail(self, error: Exception) -> None:
         self.told.append(error)
-
-
-def letters_of(live: Live) -> list[Queued]:
-    """What waits in the mailbox."""
-    return [*live.host.mailbox._inside, *live.host.mailbox._telemetry]

@@ -13,7 +13,7 @@ import functools
 import math
 
 from stigmergy.base.clock import Entropy
-from stigmergy.base.errors import Bug, LinkDown, Malformed, StigmergyError
+from stigmergy.base.errors import Bug, ConfigError, LinkDown, Malformed, StigmergyError
 from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.inbox import Arrival, Receipts, Reception
 from stigmergy.bus.mqtt.link import MqttLink
@@ -180,12 +180,20 @@ class MqttBus:
         # All subscriptions, even if the broker says that it has kept them: it may be wrong, and it costs little.
         made: list[str] = []
         while missing := [pattern for pattern in self._reception.patterns if pattern not in made]:
-            for pattern, why in (await link.subscribe(missing)).items():
-                self.receipts.last_failure = f"the broker refuses the pattern {pattern!r}: {why}; check the permissions"
+            if refused := await link.subscribe(missing):
+                raise self._deaf(refused, len(made) + len(missing))
             made += missing
         self._is_up = True
         tell_link(self._listeners, True, self.client_id)
         self._weigh_backlog()
+
+    def _deaf(self, refused: dict[str, str], count: int) -> ConfigError:
+        """A node that hears only a part would wait for the rest for ever, and nobody would know: it has no link."""
+        pattern, why = next(iter(refused.items()))
+        return ConfigError(
+            f"{self.options.place}: the broker refuses {len(refused)} of {count} subscriptions, {pattern!r} first: "
+            f"{why}; check the permissions. nats-server has room for 65,535 / max_ack_pending: set it lower"
+        )
 
     def _went_down(self, reason: StigmergyError) -> None:
         self._last_error = reason

@@ -185,20 +185,28 @@ def serve(arguments: argparse.Namespace, output: Output) -> int:
     named = config.fleet.blobs
     beside = place.url if isinstance(place, ClusterPlace) else f"sqlite:{journal}"
     url = blobs_url(named or (place.url if isinstance(place, ClusterPlace) else None), beside)
-    bounds = (config.settings or fleet.settings).blobs
+    settings = config.settings or fleet.settings
+    bounds = settings.blobs
     blobs = BlobsAt(url, fleet.name, SystemClock(), SystemThreads(), bounds, make_folder=named is None)
     with log_of(arguments, config, fleet.name, "serve") as output.log:
-        return asyncio.run(_serve(fleet, place, serving, blobs, output))
+        return asyncio.run(_serve(fleet, place, serving, blobs, settings.raw_may_leave, output))
 
 
-async def _serve(fleet: Fleet, place: Path | ClusterPlace, serving: Serving, blobs: BlobsAt, output: Output) -> int:
+async def _serve(
+    fleet: Fleet,
+    place: Path | ClusterPlace,
+    serving: Serving,
+    blobs: BlobsAt,
+    rules: Sequence[str],
+    output: Output,
+) -> int:
     from stigmergy.serve.blobs import BlobsOfNodes
     from stigmergy.serve.server import ApiServer
 
     asker = await _asker(fleet, place)
     if isinstance(place, Path):
         blobs.blobs.elsewhere = BlobsOfNodes(asker)
-    server = ApiServer(fleet, asker, serving, blobs.blobs)
+    server = ApiServer(fleet, asker, serving, blobs.blobs, raw_may_leave=rules)
     try:
         return await _serve_until_stopped(server, fleet.name, output)
     finally:

@@ -27,6 +27,8 @@ COMMANDS = {command.__name__ for command in (ApproveStep, CancelRun, DenyStep, R
 OURS = "stigmergy."
 LEFT_OPEN = ("", 0, -1)
 """Values of fields that say nothing: no step, no try, not again."""
+SAID = ("holds",)
+"""Fields of which every value says something."""
 EXAMPLES = """examples:
   stigmergy workflows                                  all runs, and where each stands
   stigmergy workflows Delivery --status stuck
@@ -193,5 +195,5 @@ def _happened(one: dict[str, Any]) -> tuple[Cell, ...]:
     """A line of the history; of the framework's own events without what they leave open."""
     name, fields = one["event"], one["fields"]
     if name.startswith(OURS):
-        fields = {key: value for key, value in fields.items() if value not in LEFT_OPEN}
+        fields = {key: value for key, value in fields.items() if value not in LEFT_OPEN or key in SAID}
     return (f"  {one['time']}", (name.removeprefix(OURS), NAME), shown_fields(fields))

@@ -542,6 +542,8 @@ def _fleet(fleet: FleetSeen) -> Iterator[Line]:
         yield [("  moving ", WARN), f"shard {ranges(moving)}"]
     for lack in fleet.unmet:
         yield [("  lacks ", BAD), lack]
+    for why in fleet.unfit:
+        yield [("  refused by ", BAD), why]
     rows: list[Line] = [
         [
             (worker.id, NAME),

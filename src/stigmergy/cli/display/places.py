@@ -84,6 +84,20 @@ def add_peer_keys(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Adds `--models` and `--model-key`, of commands that run a node or a worker."""
+    parser.add_argument(
+        "--models", metavar="URL", help="where the bundles of models are, as folder:models; else their rules answer"
+    )
+    parser.add_argument(
+        "--model-key",
+        metavar="KEY",
+        action="append",
+        default=[],
+        help="believe the bundles that this key has signed: its file, line or hex digits; repeatable",
+    )
+
+
 def config_of(arguments: argparse.Namespace) -> Config:
     """The configuration that the command line names, or the one here, or the defaults."""
     given: Path | None = arguments.config

@@ -13,8 +13,9 @@ from typing import Any
 
 from msgspec import structs
 
+from stigmergy.agents.messages import Blob
 from stigmergy.app.blobs import BlobsAt, blobs_url
-from stigmergy.app.fleet import Fleet, NodeConfig, find_node_config
+from stigmergy.app.fleet import Fleet, NodeConfig, find_node_config, read_key, read_private_key
 from stigmergy.audit.listing import readable_time
 from stigmergy.base.errors import BlobMissing, ConfigError
 from stigmergy.base.system import SystemClock, SystemThreads
@@ -23,6 +24,7 @@ from stigmergy.cli.display.output import GOOD, NAME, Cell, Output, counted, show
 from stigmergy.cli.display.places import config_of, folder_of, load_fleet, url_of
 from stigmergy.store.blobs import Blobs, BlobSettings, KeptBlob
 from stigmergy.store.garbage import collect, forget_owner, read_references
+from stigmergy.store.sealed import Opener, is_sealed
 
 EXAMPLES = """examples:
   stigmergy blob put map.bin --type application/octet-stream     prints the reference to send
@@ -42,9 +44,11 @@ def add_commands(commands: Any) -> None:
     putting.add_argument("file", metavar="FILE", type=Path)
     putting.add_argument("--type", metavar="TYPE", default="application/octet-stream", help="such as image/jpeg")
     putting.add_argument("--again", action="store_true", help="replace what is there, which was found damaged")
+    putting.add_argument("--reader", metavar="KEY", help="seal it, so that only the holder of this key can open it")
     getting = _add(actions, "get", "fetch a blob into a file; goes on where it was interrupted", _get)
     getting.add_argument("digest", metavar="DIGEST", help="in hexadecimal; its beginning is enough")
     getting.add_argument("--to", metavar="FILE", type=Path, required=True, help="replaced when all of it is there")
+    getting.add_argument("--with", dest="key", metavar="FILE", type=Path, help="open it with this private key")
     _add(actions, "list", "what there is", _list)
     collecting = _add(actions, "gc", "delete what no log refers to any more", _gc)
     collecting.add_argument("--dry-run", action="store_true", help="only say what there is")
@@ -102,7 +106,8 @@ def _place(arguments: argparse.Namespace) -> BlobsAt:
 
 
 async def _put(blobs: Blobs, arguments: argparse.Namespace, output: Output) -> int:
-    blob = await blobs.put(arguments.file, media_type=arguments.type, again=arguments.again)
+    reader = None if arguments.reader is None else read_key(arguments.reader).key
+    blob = await blobs.put(arguments.file, media_type=arguments.type, again=arguments.again, reader=reader)
     output.document({"blob": blob, "digest": blob.hex, "store": blobs.place})
     output.line(("put", GOOD), f"  {shown_bytes(blob.size_bytes)}, {blob.media_type}  ", (blob.hex, NAME))
     return exits.OK
@@ -115,10 +120,30 @@ async def _get(blobs: Blobs, arguments: argparse.Namespace, output: Output) -> i
     if len(found) > 1:
         raise ConfigError(f"{arguments.digest}: {len(found)} blobs begin so; give more of the digest")
     blob = found[0].blob
-    path = await blobs.fetch_to(blob, arguments.to)
+    opened = arguments.key is not None
+    path = await (_open_to(blobs, blob, arguments) if opened else blobs.fetch_to(blob, arguments.to))
     output.document({"blob": blob, "digest": blob.hex, "file": str(path)})
-    output.line(("got", GOOD), f"  {shown_bytes(blob.size_bytes)}, verified  ", (str(path), NAME))
+    how = "verified and opened" if opened else "verified"
+    if not opened and is_sealed(blob.media_type):
+        how = "verified, and still sealed: its reader opens it, with --with KEY"
+    output.line(("got", GOOD), f"  {shown_bytes(blob.size_bytes)}, {how}  ", (str(path), NAME))
     return exits.OK
+
+
+async def _open_to(blobs: Blobs, blob: Blob, arguments: argparse.Namespace) -> Path:
+    """Opens a sealed blob of any size into a file, which appears when all of it was found right."""
+    path: Path = arguments.to
+    opener, part = Opener(read_private_key(arguments.key).seed, f"blob {blob.hex}"), path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            async for piece in blobs.stream(blob):
+                file.writelines(opener.open(piece))
+            file.write(opener.end())
+        return part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); make room, or name another") from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _checked(digest: str) -> str:

@@ -174,7 +174,8 @@ class NatsLedger:
     async def read(self, after: int, count_max: int = READ_COUNT_MAX, *, fresh: bool = True) -> list[LedgerEntry]:
         self._check_open()
         reader = await self._started()
-        if fresh or not self._is_caught_up:
+        # A checkpoint that another node has stored may be ahead of what we have read: only the end of the log tells.
+        if fresh or not self._is_caught_up or after > reader.state.position:
             await reader.wait_end()
             self._is_caught_up = True
         return await reader.read(after, min(count_max, READ_COUNT_MAX))

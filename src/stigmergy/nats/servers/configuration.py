@@ -42,7 +42,8 @@ DURABLE_LINES = (
 )
 """The lines of a configuration that durability depends on, and why."""
 MQTT_ACK_WAIT_S = 10
-MQTT_ACK_PENDING_MAX = 4_096
+MQTT_ACK_PENDING_MAX = 1_024
+"""For each subscription. nats-server allows 65,535 for all of a session: 63 subscriptions."""
 
 
 class ServerTlsFiles(Struct, frozen=True):

@@ -224,6 +224,10 @@ def _shards(standing: ClusterStatus) -> list[ClusterFinding]:
             found.append(ClusterFinding("shards", Level.OK, what))
         remedy = "name it under [fleet] in stigmergy.toml, the same for all workers, and restart them"
         found += [ClusterFinding("needs", Level.FAIL, f"{fleet.fleet}: {lack}", remedy) for lack in fleet.unmet]
+        remedy = "mend that worker; another one that can have the shard takes it meanwhile"
+        found += [
+            ClusterFinding("refused", Level.WARN, f"{fleet.fleet}: refused by {why}", remedy) for why in fleet.unfit
+        ]
     return found
 
 
@@ -280,6 +284,8 @@ class FleetSeen(Struct, frozen=True):
     """The number of the plan."""
     unmet: tuple[str, ...] = ()
     """What its agents need and its workers lack, as these say themselves."""
+    unfit: tuple[str, ...] = ()
+    """Shards that workers cannot have, and why."""
 
 
 class LedgerSeen(Struct, frozen=True):
@@ -408,10 +414,12 @@ async def _fleet(link: NatsLink, stream: str, streams: dict[str, StreamSeen]) ->
             owners[int(number[1])] = owner
     workers: list[WorkerSeen] = []
     unmet: dict[str, None] = {}
+    unfit: list[str] = []
     for key, (_, revision) in found.items():
         if worker_of(key) is not None and (member := _record(WorkerRecord, found, key)) is not None:
             up_s = max(0.0, time.time() - member.since_ns / 1e9) if member.since_ns else 0.0
             unmet |= dict.fromkeys(member.unmet)
+            unfit += [f"worker {member.id}, shard {shard}: {why}" for shard, why in sorted(member.unfit.items())]
             workers.append(WorkerSeen(member.id, member.host, member.pid, member.owns, up_s, member.leaving, revision))
     count = max([shape.shards if shape is not None else 0, *(shard + 1 for shard in owners)])
     there = [one.id for one in workers]
@@ -435,6 +443,7 @@ async def _fleet(link: NatsLink, stream: str, streams: dict[str, StreamSeen]) ->
         coordinator.worker if coordinator is not None else "",
         plan.number if plan is not None else None,
         tuple(unmet),
+        tuple(sorted(unfit)),
     )
 
 

@@ -18,10 +18,10 @@ from stigmergy.store.port import (
     KEYS_COUNT_MAX,
     Change,
     Complete,
-    Entry,
     Heard,
     HeldLease,
     Lease,
+    StoredEntry,
     Watch,
     check_key,
     check_lease,
@@ -50,7 +50,9 @@ class LeaseBucket(Protocol):
 class NatsLease(HeldLease):
     """The Lease port."""
 
-    def __init__(self, keys: LeaseBucket, clock: Clock, entry: Entry, holder: str, ttl_s: int, asked_ns: int) -> None:
+    def __init__(
+        self, keys: LeaseBucket, clock: Clock, entry: StoredEntry, holder: str, ttl_s: int, asked_ns: int
+    ) -> None:
         self._keys = keys
         self._clock = clock
         super().__init__(entry, lease_end_ns(asked_ns, ttl_s))
@@ -65,7 +67,7 @@ class NatsLease(HeldLease):
         with self._renewing():
             asked_ns = self._clock.monotonic_ns()
             revision = await self._write(kept, {TTL: str(self._ttl_s), HOLDER: self._holder})
-            self._entry = Entry(self.key, kept, revision)
+            self._entry = StoredEntry(self.key, kept, revision)
             self._ends_ns = lease_end_ns(asked_ns, self._ttl_s)
 
     async def release(self) -> None:
@@ -85,7 +87,7 @@ class NatsLease(HeldLease):
                 last = await self._keys.last(self.key, self._within_s)
                 if last is None or last.is_gone or last.holder != self._holder or last.sequence <= self.revision:
                     raise
-                self._entry = Entry(self.key, last.data, last.sequence)
+                self._entry = StoredEntry(self.key, last.data, last.sequence)
         raise StoreConflict(f"{self.key}: earlier writes of ours keep arriving; acquire it again")
 
 
@@ -110,10 +112,10 @@ class NatsKeyValue:
     def bucket(self) -> str:
         return self._place.bucket
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str) -> StoredEntry | None:
         check_key(key)
         last = await self.last(key)
-        return None if last is None or last.is_gone else Entry(key, last.data, last.sequence)
+        return None if last is None or last.is_gone else StoredEntry(key, last.data, last.sequence)
 
     async def create(self, key: str, value: bytes) -> int:
         return await self.put(key, value, 0)
@@ -141,7 +143,7 @@ class NatsKeyValue:
         done = asyncio.get_running_loop().create_future()
 
         def hear(change: Change) -> None:
-            if isinstance(change, Entry):
+            if isinstance(change, StoredEntry):
                 found.append(change.key)
             elif isinstance(change, Complete):
                 if not done.done():
@@ -175,7 +177,7 @@ class NatsKeyValue:
             revision = await self._put_new(key, value, {TTL: str(ttl_s), HOLDER: holder})
         except StoreConflict:
             return None
-        return NatsLease(self, self._line.clock, Entry(key, value, revision), holder, ttl_s, asked_ns)
+        return NatsLease(self, self._line.clock, StoredEntry(key, value, revision), holder, ttl_s, asked_ns)
 
     async def last(self, key: str, within_s: float = REQUEST_S) -> Last | None:
         """The last message of a key, also if that is a marker."""

@@ -19,7 +19,7 @@ from stigmergy.diagnostics.logger import Log
 from stigmergy.nats.errors import JetStreamRefused
 from stigmergy.nats.store.buckets import BucketPlace, says_gone
 from stigmergy.nats.store.connection import StoreConnection
-from stigmergy.store.port import Anew, Change, Complete, Entry, Gone, Heard, begins_with
+from stigmergy.store.port import Anew, Change, Complete, Gone, Heard, StoredEntry, begins_with
 
 HEARTBEAT_S = 1.0
 SILENCE_S_MAX = 3.5
@@ -156,7 +156,7 @@ class NatsWatch:
     def _change(self, key: str, message: Msg, sequence: int) -> None:
         if not says_gone(message.headers):
             self._told[key] = None
-            self._tell(Entry(key, message.data, sequence))
+            self._tell(StoredEntry(key, message.data, sequence))
         elif key in self._told:
             del self._told[key]
             self._line.note_gone(message.subject, sequence)

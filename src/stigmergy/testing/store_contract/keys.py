@@ -18,10 +18,10 @@ from stigmergy.store.port import (
     Anew,
     Change,
     Complete,
-    Entry,
     Gone,
     KeyValue,
     Lease,
+    StoredEntry,
 )
 from stigmergy.testing.journal_contract import in_a_loop
 from stigmergy.testing.store_contract.rig import BUCKET, LEASE_S, Listener, NeedsStore, OpenStore, wait_until_gone
@@ -47,10 +47,10 @@ class KeysContract(NeedsStore):
         revisions = [await keys.put("a.b", value) for value in values]
         assert revisions == sorted(set(revisions))
         assert revisions[0] > 0
-        assert await keys.get("a.b") == Entry("a.b", values[-1], revisions[-1])
+        assert await keys.get("a.b") == StoredEntry("a.b", values[-1], revisions[-1])
         other = await keys.put("c", b"")
         assert other > revisions[-1], "revisions grow over all keys of a bucket"
-        assert await keys.get("c") == Entry("c", b"", other)
+        assert await keys.get("c") == StoredEntry("c", b"", other)
         await store.close()
 
     @in_a_loop
@@ -66,11 +66,11 @@ class KeysContract(NeedsStore):
             await keys.put("a", b"2", first + 1)
         with pytest.raises(StoreConflict):
             await keys.put("b", b"2", first)
-        assert await keys.get("a") == Entry("a", b"1", first)
+        assert await keys.get("a") == StoredEntry("a", b"1", first)
         second = await keys.put("a", b"2", first)
         with pytest.raises(StoreConflict):
             await keys.put("a", b"3", first)
-        assert await keys.get("a") == Entry("a", b"2", second)
+        assert await keys.get("a") == StoredEntry("a", b"2", second)
         assert await keys.get("b") is None
         await store.close()
 
@@ -84,7 +84,7 @@ class KeysContract(NeedsStore):
             await keys.delete("a", first + 1)
         with pytest.raises(StoreConflict):
             await keys.delete("b", first)
-        assert await keys.get("a") == Entry("a", b"1", first)
+        assert await keys.get("a") == StoredEntry("a", b"1", first)
         await keys.delete("a", first)
         assert await keys.get("a") is None
         assert await keys.keys() == []
@@ -150,7 +150,7 @@ class KeysContract(NeedsStore):
             await keys.put("a", bytes(VALUE_BYTES_MAX + 1))
         with pytest.raises(TooLarge):
             await keys.acquire("b", bytes(VALUE_BYTES_MAX + 1), 1)
-        assert await keys.get("a") == Entry("a", b"1", first)
+        assert await keys.get("a") == StoredEntry("a", b"1", first)
         assert await keys.keys() == ["a"]
         await store.close()
 
@@ -175,9 +175,9 @@ class KeysContract(NeedsStore):
         one, other = await open_store(), await open_store()
         revision = await (await one.key_value(BUCKET)).put("a", b"1")
         keys = await other.key_value(BUCKET)
-        assert await keys.get("a") == Entry("a", b"1", revision)
+        assert await keys.get("a") == StoredEntry("a", b"1", revision)
         await one.close()
-        assert await keys.get("a") == Entry("a", b"1", revision)
+        assert await keys.get("a") == StoredEntry("a", b"1", revision)
         await other.close()
 
     @in_a_loop
@@ -222,14 +222,19 @@ class WatchingContract(NeedsStore):
         keys.watch("a.", some.hear)
         await all_of_it.wait_there({"a.x": b"1"})
         await some.wait_there({"a.x": b"1"})
-        assert all_of_it.changes == [Anew(), Entry("a.x", b"1", first), Complete()]
+        assert all_of_it.changes == [Anew(), StoredEntry("a.x", b"1", first), Complete()]
         second = await others.put("b", b"2")
         third = await keys.put("a.x", b"3", first)
         await others.delete("b")
         fourth = await others.create("a.y", b"4")
         await all_of_it.wait_there({"a.x": b"3", "a.y": b"4"})
         await some.wait_there({"a.x": b"3", "a.y": b"4"})
-        changes = [Entry("b", b"2", second), Entry("a.x", b"3", third), Gone("b"), Entry("a.y", b"4", fourth)]
+        changes = [
+            StoredEntry("b", b"2", second),
+            StoredEntry("a.x", b"3", third),
+            Gone("b"),
+            StoredEntry("a.y", b"4", fourth),
+        ]
         told = [change for change in all_of_it.changes[3:] if change != changes[0]]
         assert told == changes[1:], "all in order; what was overtaken may be left out"
         assert some.changes[3:] == [changes[1], changes[3]]
@@ -296,7 +301,7 @@ class WatchingContract(NeedsStore):
                 await others.put(key, value)
                 truth[key] = value
         await listener.wait_there(truth)
-        revisions = [change.revision for change in listener.changes if isinstance(change, Entry)]
+        revisions = [change.revision for change in listener.changes if isinstance(change, StoredEntry)]
         assert revisions == sorted(revisions)
         await one.close()
         await other.close()
@@ -338,7 +343,7 @@ class LeaseContract(NeedsStore):
             assert asked_ns < lease.ends_ns < time.monotonic_ns() + LEASE_S * NS
             assert lease.held(time.monotonic_ns())
         assert lease.revision > first
-        assert await others.get("lead") == Entry("lead", b"turn 7", lease.revision)
+        assert await others.get("lead") == StoredEntry("lead", b"turn 7", lease.revision)
         assert await others.acquire("lead", b"other", LEASE_S) is None
         await lease.release()
         assert not lease.held(time.monotonic_ns())
@@ -350,7 +355,7 @@ class LeaseContract(NeedsStore):
         await lease.release()
         with pytest.raises(StoreConflict):
             await lease.renew()
-        assert await keys.get("lead") == Entry("lead", b"other", later.revision)
+        assert await keys.get("lead") == StoredEntry("lead", b"other", later.revision)
         await one.close()
         await other.close()
 
@@ -381,7 +386,7 @@ class LeaseContract(NeedsStore):
         for _ in range(3):
             with pytest.raises(StoreConflict):
                 await dies.renew()
-        assert await others.get("dies") == Entry("dies", b"other", taken.revision)
+        assert await others.get("dies") == StoredEntry("dies", b"other", taken.revision)
         told_s = asyncio.get_running_loop().time() + EXPIRY_HEARD_S_MAX
         while "watched" not in listener.gone:
             assert asyncio.get_running_loop().time() < told_s, listener.changes
@@ -408,7 +413,7 @@ class LeaseContract(NeedsStore):
         assert not lease.held(time.monotonic_ns())
         await lease.release()
         await asyncio.sleep(LEASE_S + 0.3)
-        assert await keys.get("lead") == Entry("lead", b"other", taken), "a plain write stays"
+        assert await keys.get("lead") == StoredEntry("lead", b"other", taken), "a plain write stays"
         await store.close()
 
     @in_a_loop
@@ -445,5 +450,5 @@ class LeaseContract(NeedsStore):
                 await lease.renew(b"second")
         await first
         await lease.renew(b"third")
-        assert await keys.get("lead") == Entry("lead", b"third", lease.revision)
+        assert await keys.get("lead") == StoredEntry("lead", b"third", lease.revision)
         await store.close()

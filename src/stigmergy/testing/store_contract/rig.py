@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stigmergy.store.port import Anew, Change, Complete, Entry, Gone, KeyValue, Store
+from stigmergy.store.port import Anew, Change, Complete, Gone, KeyValue, Store, StoredEntry
 
 BUCKET = "contract"
 HEARD_S_MAX = 10.0
@@ -38,7 +38,7 @@ class Listener:
                 assert self._told is not None, "Complete without Anew"
                 self.there, self._told = self._told, None
                 self.rounds += 1
-            case Entry():
+            case StoredEntry():
                 told[change.key] = change.value
             case Gone():
                 told.pop(change.key, None)

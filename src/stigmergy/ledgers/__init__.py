@@ -1,0 +1,1 @@
+"""Ledgers of users' own: entries in one order for everybody, each id once."""
