@@ -15,7 +15,7 @@ from msgspec import Struct
 from stigmergy.agents.codec import encode
 from stigmergy.agents.ordered import LEDGER, ClaimAsked, ClaimReleased, Granted, Released, read_verdict
 from stigmergy.base.errors import StigmergyError
-from stigmergy.claims.port import Ledger, SignedLedger
+from stigmergy.claims.port import LedgerPort, SignedLedger
 from stigmergy.claims.service import ClaimService
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.shard.inputs import EffectSettled
@@ -45,7 +45,7 @@ class Figures(Struct, frozen=True):
 class Claimants:
     """Agents that claim one cell after the other, and the part of their host."""
 
-    def __init__(self, ledger: Ledger, agents: int, seed: bytes = SEED) -> None:
+    def __init__(self, ledger: LedgerPort, agents: int, seed: bytes = SEED) -> None:
         signer, verifier = Ed25519Signer(seed), Ed25519Verifier()
         if isinstance(ledger, SignedLedger):
             ledger.sign_with(signer)
@@ -108,7 +108,7 @@ class Claimants:
         self.claims.propose(0, Pending(1, 1, 0, f"Drone/{agent}", LEDGER, self._sequence, encode(effect)))
 
 
-async def measure_claims(ledger: Ledger, agents: int = AGENTS, seconds: float = SECONDS) -> Figures:
+async def measure_claims(ledger: LedgerPort, agents: int = AGENTS, seconds: float = SECONDS) -> Figures:
     """Claims through one ledger for so long, by one node."""
     claimants = Claimants(ledger, agents)
     await claimants.claims.start(life=time.time_ns())
