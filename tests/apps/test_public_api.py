@@ -1,11 +1,18 @@
-"""Applications use what users have: `stigmergy`, its `.columns`, `.rings`, `.serve.embedded`, `.sim`, `.testing`."""
+"""Applications use what users have: `stigmergy` and the modules that `PUBLIC` lists, and `stigmergy.testing`."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-PUBLIC = ("stigmergy", "stigmergy.columns", "stigmergy.rings", "stigmergy.serve.embedded", "stigmergy.sim")
+PUBLIC = (
+    "stigmergy",
+    "stigmergy.columns",
+    "stigmergy.federated",
+    "stigmergy.rings",
+    "stigmergy.serve.embedded",
+    "stigmergy.sim",
+)
 APPS = Path(__file__).resolve().parents[2] / "apps"
 
 
