@@ -18,6 +18,7 @@ def play(
     *,
     settings: Settings | None = None,
     in_memory: bool = False,
+    in_segments: bool = False,
     seed: int = 1,
     shuffle: bool = False,
     agents: Sequence[str] = (),
@@ -25,7 +26,15 @@ def play(
 ) -> T:
     """Runs a scene on a node with this fleet. Afterwards the log must fold into what was in memory."""
     world = Run(seed, shuffle=shuffle)
-    node = SimNode(world, lambda _: fleet, settings=settings, in_memory=in_memory, agents=agents, parts=parts)
+    node = SimNode(
+        world,
+        lambda _: fleet,
+        settings=settings,
+        in_memory=in_memory,
+        in_segments=in_segments,
+        agents=agents,
+        parts=parts,
+    )
 
     async def scene() -> T:
         result = await main(node)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from stigmergy.agents.view import Key, Origin, View, project
-from stigmergy.base.errors import ConfigError, StoreUnavailable, ViewBehind, ViewChanged, ViewFailed
+from stigmergy.base.errors import ConfigError, JournalCorrupt, StoreUnavailable, ViewBehind, ViewChanged, ViewFailed
 from stigmergy.control.live import Live
 from stigmergy.control.metrics import NodeMetrics
+from stigmergy.journal.file_errors import RESTORE
 from stigmergy.node.declaration import Declaration
+from stigmergy.node.feed import LogFeed
 from stigmergy.node.settings import Retention, Settings, Snapshots
-from stigmergy.sim.disk import AfterFailedSync
+from stigmergy.sim.disk import AfterFailedSync, Call, DiskFault, IoCall
 from stigmergy.sim.node import SimNode
 from stigmergy.sim.views import SimViewDisk, SimViewStore
 from stigmergy.views import projector as projectors
 from stigmergy.views.port import shard_name
+from stigmergy.views.projector import Projector
 from tests.agents import meters
 from tests.node.columns import stage
 from tests.node.rig import play
@@ -366,6 +370,61 @@ def test_a_view_that_waits_is_a_trouble_once_it_waits_for_longer_than_a_start_ta
         assert live.troubles() == []
 
     play(declare([ZoneLoad]), main)
+
+
+def test_a_view_reads_on_when_its_log_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(node: SimNode) -> None:
+        live, chance, failed = await node.start(), random.Random(7), 0
+        for _ in range(20):
+            await fly(live, chance, 30)
+        await node.stop()
+        begin = Projector.start
+
+        def fail(call: IoCall) -> None:
+            nonlocal failed
+            if call.kind is Call.READ:
+                failed += 1
+                node.disk.fail(call.number, DiskFault.EIO)
+
+        async def start(self: Projector) -> None:
+            node.disk.on_call = fail  # from now on; the node has started
+            await begin(self)
+
+        monkeypatch.setattr(Projector, "start", start)
+        node.change_declaration(declare([ZoneLoad]))
+        live = await node.start()
+        await asyncio.sleep(3 * projectors.PATIENCE_S)
+        assert 2 * projectors.PATIENCE_S / projectors.PAUSE_S_MAX <= failed <= 20, "again and again, with pauses"
+        assert [one.code for one in live.troubles()] == ["view-waits"]
+        assert re.search(r"^view ZoneLoad: .*the device failed a read .*it is tried again", str(live.troubles()[0]))
+        node.disk.on_call = None
+        await caught_up(live)
+        assert await load(live) == expected_load(live)
+        assert live.troubles() == []
+
+    play(declare([]), main, in_segments=True)
+
+
+def test_a_damaged_log_stops_its_view_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await live.send("Drone/D-1", Enter(zone="A"))
+        await node.stop()
+
+        def read(self: Any, shard: int, after: int = 0) -> Any:
+            raise JournalCorrupt(f"fleet.segments/1: damaged at byte 7; {RESTORE}")
+
+        monkeypatch.setattr(LogFeed, "lines", read)
+        node.change_declaration(declare([ZoneLoad]))
+        live = await node.start()
+        await asyncio.sleep(1.0)
+        told = "view ZoneLoad: its log is damaged: fleet.segments/1: damaged at byte 7; restore the journal from a copy"
+        assert [(one.code, str(one)) for one in live.troubles()] == [("view-failed", f"{told}; then start again")]
+        with pytest.raises(ViewFailed, match="restore the journal from a copy"):
+            await live.view(ZoneLoad).all()
+        await node.kill()
+
+    play(declare([]), main)
 
 
 def test_events_that_change_no_row_are_read_soon_and_rarely_written() -> None:

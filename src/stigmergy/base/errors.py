@@ -26,6 +26,7 @@ StigmergyError
 │   ├── JournalLocked      another process owns the file
 │   ├── JournalForeign     not a journal of ours, or of another fleet or a later format
 │   ├── JournalCorrupt     bytes that were written are not the bytes that are there
+│   │   └── JournalUnreadable  the device failed a read: nothing may be damaged, try again
 │   ├── JournalFull        no room; nothing of this commit was kept
 │   ├── JournalConflict    another owner wrote this position
 │   ├── JournalUnknown     a sync failed: whether the commit is kept is known after a restart only
@@ -177,6 +178,10 @@ class JournalForeign(JournalError):
 
 class JournalCorrupt(JournalError):
     """What is stored is not what was written."""
+
+
+class JournalUnreadable(JournalCorrupt):
+    """The device failed a read. What is stored may be whole: who can wait tries again, others take it for damaged."""
 
 
 class JournalFull(JournalError):

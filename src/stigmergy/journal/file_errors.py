@@ -11,6 +11,7 @@ from stigmergy.base.errors import (
     JournalFull,
     JournalLocked,
     JournalUnknown,
+    JournalUnreadable,
     StigmergyError,
 )
 
@@ -46,7 +47,14 @@ def opening_error(error: Exception, path: str) -> StigmergyError:
 
 def reading_error(error: Exception, path: str) -> JournalError:
     """Why something stored could not be read."""
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        return unreadable_error(error, path)
     return JournalCorrupt(f"{path}: what is stored cannot be read ({error!r}); check the device, {RESTORE}")
+
+
+def unreadable_error(error: Exception, path: str) -> JournalUnreadable:
+    """The device failed, and what is stored may be whole."""
+    return JournalUnreadable(f"{path}: the device failed a read ({error!r}); if it stays so, check it, {RESTORE}")
 
 
 def is_full(error: Exception) -> bool:

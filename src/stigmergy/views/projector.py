@@ -4,8 +4,8 @@ It never holds up a host: it reads what is durable through the feed, folds a few
 beside everything else. A view that is new, or whose code has changed, is made in a table of its own beside the old one,
 which goes on answering, and takes its place when it has caught up.
 
-What cannot be right stops it, and is said: a handler that raises, a log that has lost its beginning, a log that is not
-the one the rows were made from. What may mend itself is tried again, with growing pauses.
+What cannot be right stops it, and is said: a handler that raises, a log that has lost its beginning, a damaged log.
+What may mend itself is tried again, with growing pauses: a store that is away, a device that fails to read the log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from msgspec import Struct, structs
 from stigmergy.agents.view import ViewPlan
 from stigmergy.base.errors import (
     ConfigError,
+    JournalCorrupt,
+    JournalUnreadable,
     LinkDown,
     LogCut,
     NotRunning,
@@ -68,11 +70,12 @@ ROWS_MAX = 200_000
 PAUSE_S = 0.1
 PAUSE_S_MAX = 5.0
 PATIENCE_S = 10.0
-"""A view that waits for less is no trouble: at the first start of a fleet its workers have yet to make the logs."""
+"""A view that waits for less is no trouble: at the first start of a fleet its workers have yet to make the logs. A log
+that cannot be read is one at once, and until it was read."""
 CONFLICT_S = 5.0
 """If another process writes the rows, it looks after so long whether it still does."""
 
-RETRIED = (StoreUnavailable, StoreUnknown, LinkDown)
+RETRIED = (StoreUnavailable, StoreUnknown, LinkDown, JournalUnreadable)
 
 
 class CommitReader(Protocol):
@@ -305,16 +308,23 @@ class Projector:
                 pause_s = PAUSE_S if self._revision != before else min(2 * pause_s, PAUSE_S_MAX)
                 failing_s = _now_s() if self._revision != before else failing_s
                 self.waits_long = _now_s() - failing_s >= PATIENCE_S
+                if isinstance(error, JournalUnreadable):
+                    self.trouble, self.waits_long = f"view {self.plan.name}: {error}; it is tried again", True
                 await asyncio.sleep(pause_s)
             except Exception as error:
-                text = str(error) if isinstance(error, StigmergyError) else f"{type(error).__name__}: {error}"
-                self.trouble = text
-                self.failed = True
-                self._moved.set()
-                log.say("view-failed", text, is_trouble=True)
+                self._fail(error)
                 return
             finally:
                 await self._close_readers()
+
+    def _fail(self, error: Exception) -> None:
+        text = str(error) if isinstance(error, StigmergyError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, JournalCorrupt):
+            text = f"view {self.plan.name}: its log is damaged: {text}; then start again"
+        self.trouble = text
+        self.failed = True
+        self._moved.set()
+        log.say("view-failed", text, is_trouble=True)
 
     async def _wait_alone(self) -> None:
         """Waits until whoever writes the rows has stopped doing so."""
@@ -404,17 +414,17 @@ class Projector:
             await reader.close()
 
     async def _follow(self) -> None:
-        self.trouble, self.waits_long = "", False
         wait_s = WAIT_S if len(self._readers) == 1 else ROUND_S
         wrote_s = _now_s()
-        unwritten = 0
+        unwritten, has_read = 0, False
         while True:
             at_end = True
             for source, reader in self._readers:
-                waiting = not unwritten and not self.building
+                waiting = has_read and not unwritten and not self.building
                 commits = await reader.read_commits(wait_s if waiting else 0.0)
                 at_end &= not commits
                 unwritten += await self._take(source.fleet, commits)
+            self.trouble, self.waits_long, has_read = "", False, True
             if at_end or unwritten >= WRITE_EVENTS or _now_s() - wrote_s >= WRITE_EVERY_S:
                 await self._write(at_end)
                 wrote_s, unwritten = _now_s(), 0

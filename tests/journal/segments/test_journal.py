@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stigmergy.base.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown
+from stigmergy.base.errors import Bug, JournalCorrupt, JournalFull, JournalUnknown, JournalUnreadable
 from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.journal.segments import SegmentJournal, open_journal
 from stigmergy.journal.segments.frames import SegmentFrameKind, read_frame
@@ -157,6 +157,17 @@ async def test_failed_device_stops_the_journal_for_good(disk: SimDisk, kind: Cal
     await journal.close()
     assert disk.calls == calls, "a later sync must not make a failed one good"
     await open_on(disk).close()
+
+
+async def test_failed_read_says_that_nothing_may_be_damaged(disk: SimDisk) -> None:
+    journal, chain = open_on(disk), CommitChain()
+    for _ in range(60):
+        await journal.append(chain.group([0], bytes(100_000)))
+    disk.fail_kind(Call.READ, disk.calls_by_kind[Call.READ] + 1, DiskFault.EIO)
+    with pytest.raises(JournalUnreadable, match=r"failed a read .*if it stays so, check it, restore"):
+        list(journal.read(0))
+    assert len(list(journal.read(0))) == 60
+    await journal.close()
 
 
 async def test_damaged_segment_is_corrupt_on_reading_from_there_on(disk: SimDisk) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from stigmergy.base.errors import JournalConflict, JournalCorrupt, JournalFull, JournalUnknown
+from stigmergy.base.errors import JournalConflict, JournalCorrupt, JournalFull, JournalUnknown, JournalUnreadable
 from stigmergy.journal.port import JournalIdentity, SnapshotPart
 from stigmergy.journal.sqlite import SqliteJournal, open_journal
 from stigmergy.sim.disk import Call, DiskFault, SimDisk
@@ -85,6 +85,19 @@ async def test_failed_device_stops_the_journal_for_good(disk: SimDisk, kind: Cal
     await journal.close()
     assert disk.calls == calls, "a later sync must not make a failed one good"
     await open_on(disk).close()
+
+
+async def test_failed_read_says_that_nothing_may_be_damaged(disk: SimDisk) -> None:
+    journal, chain = open_on(disk), CommitChain()
+    for _ in range(60):
+        await journal.append(chain.group([0], bytes(100_000)))
+    await journal.close()
+    journal = open_on(disk)  # with nothing in its cache
+    disk.fail_kind(Call.READ, disk.calls_by_kind[Call.READ] + 1, DiskFault.EIO)
+    with pytest.raises(JournalUnreadable, match=r"failed a read .*if it stays so, check it, restore"):
+        list(journal.read(0))
+    assert len(list(journal.read(0))) == 60
+    await journal.close()
 
 
 async def test_damaged_row_is_corrupt_on_reading(path: Path) -> None:

@@ -19,7 +19,7 @@ from stigmergy.base.errors import (
     StigmergyError,
 )
 from stigmergy.journal import file_errors
-from stigmergy.journal.file_errors import RESTORE, full_error, unknown_error
+from stigmergy.journal.file_errors import RESTORE, full_error, unknown_error, unreadable_error
 
 
 def opening_error(error: Exception, path: str) -> StigmergyError:
@@ -35,6 +35,13 @@ def opening_error(error: Exception, path: str) -> StigmergyError:
     if isinstance(error, apsw.CorruptError):
         return JournalCorrupt(f"{path}: {error}; {RESTORE}")
     return file_errors.opening_error(error, path)
+
+
+def reading_error(error: Exception, path: str) -> JournalError:
+    """Why something stored could not be read."""
+    if isinstance(error, apsw.IOError | apsw.BusyError | apsw.LockedError | apsw.NoMemError | apsw.CantOpenError):
+        return unreadable_error(error, path)
+    return file_errors.reading_error(error, path)
 
 
 def writing_error(error: Exception, path: str) -> JournalError:

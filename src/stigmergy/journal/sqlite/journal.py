@@ -31,7 +31,7 @@ from stigmergy.base.errors import (
     JournalUnknown,
     StigmergyError,
 )
-from stigmergy.journal.file_errors import RESTORE, reading_error
+from stigmergy.journal.file_errors import RESTORE
 from stigmergy.journal.files import (
     FileLock,
     Files,
@@ -44,7 +44,7 @@ from stigmergy.journal.files import (
 )
 from stigmergy.journal.identity import AcknowledgedHead, encode_mark, mark_path
 from stigmergy.journal.port import JournalIdentity, JournalSize, SnapshotPart, StoredCommit
-from stigmergy.journal.sqlite.errors import writing_error
+from stigmergy.journal.sqlite.errors import reading_error, writing_error
 from stigmergy.journal.sqlite.schema import (
     INSERT_COMMIT,
     INSERT_SNAPSHOT,
