@@ -393,6 +393,8 @@ def test_a_view_reads_on_when_its_log_can_be_read_again(monkeypatch: pytest.Monk
         monkeypatch.setattr(Projector, "start", start)
         node.change_declaration(declare([ZoneLoad]))
         live = await node.start()
+        await asyncio.sleep(1.0)
+        assert [one.code for one in live.troubles()] == ["view-waits"], "at once"
         await asyncio.sleep(3 * projectors.PATIENCE_S)
         assert 2 * projectors.PATIENCE_S / projectors.PAUSE_S_MAX <= failed <= 20, "again and again, with pauses"
         assert [one.code for one in live.troubles()] == ["view-waits"]

@@ -186,6 +186,23 @@ def test_an_action_can_be_bound_to_the_claim_that_the_run_holds() -> None:
     assert (effect.pad, effect.valid_while.token) == ("pad-R1", 4)
 
 
+def test_an_action_bound_to_a_claim_by_another_function_fails_elsewhere_before_it_is_told() -> None:
+    class Enter(st.Action, name="test.Enter"):
+        pad: str
+
+    def bound(run: Any) -> Enter:
+        return Enter(pad=run.claim_Holding.resource, valid_while=run.claim_Holding)
+
+    def made(run: Any) -> Enter:
+        return bound(run)
+
+    placed = st.Step(Enter, make=made, at="gateway")
+    run = given(flow(st.Step(st.Holding("pad-{robot}")), placed)).when(Begin())
+    run.when(pad(st.Granted, token=4, for_s=60.0))
+    assert run.agent.reason.startswith("Enter: TypeError: valid_while= binds it to a claim of the run")
+    assert not [effect for effect in effects(run) if isinstance(effect, Enter)]
+
+
 def test_an_undo_that_needs_what_never_came_is_stuck_and_says_so() -> None:
     class Reserved(st.Event, name="test.Reserved"):
         ticket: str

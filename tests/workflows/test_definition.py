@@ -299,6 +299,30 @@ def test_texts_and_times_are_no_change_and_steps_are() -> None:
     )
 
 
+class Enter(st.Action):
+    pad: str
+
+
+def test_what_is_bound_to_a_claim_of_the_run_is_not_carried_out_elsewhere() -> None:
+    def bound(run: Any) -> Enter:
+        pads = [run.claim_Pad.resource for _ in "1"]
+        return Enter(pad=pads[0], valid_while=run.claim_Pad)
+
+    def nested(run: Any) -> Enter:
+        return next(Enter(pad="1", valid_while=claim) for claim in [run.claim_Pad])
+
+    told = r"^test_definition\.py:\d+: step Enter: valid_while= binds it to a claim of the run, .*leave at= out and run"
+    for make in (bound, nested):
+        st.Step(Enter, make=make)
+        with pytest.raises(DefinitionError, match=told):
+            st.Step(Enter, make=make, at="gateway")
+        with pytest.raises(DefinitionError, match=told):
+            st.Step(Enter, make=make, at=("here", "{site}"))
+    with pytest.raises(DefinitionError, match=told):
+        st.Step(Enter, make=lambda run: Enter(pad="1"), undo=Enter, make_undo=bound, at="gateway")
+    st.Step(Enter, make=lambda run: Enter(pad=run.claim_Pad.resource), at="gateway")
+
+
 def test_too_many_steps_are_refused() -> None:
     with pytest.raises(DefinitionError, match="more than 200 steps; make a part of them a workflow"):
         flow(*(st.Step(Beep, name=f"beep_{number}") for number in range(201)))

@@ -53,7 +53,7 @@ from stigmergy.workflows.messages import (
     WentBack,
 )
 from stigmergy.workflows.run import NOT_FOLDED, WorkflowRun, apply, check_recovered, failure, is_behind, settle
-from stigmergy.workflows.step import HERE, RETRY_S_MAX, TRIES_MAX, UNDO, Approval, Holding, Releasing, Step
+from stigmergy.workflows.step import RETRY_S_MAX, TRIES_MAX, UNDO, Approval, Holding, Releasing, Step
 
 WITHIN, AGAIN = "within ", "again "
 """What timers are called: this, and the step."""
@@ -73,7 +73,7 @@ def agents_of(workflows: Sequence[Workflow]) -> list[type[Agent]]:
             )
         versions[workflow.version] = workflow
     classes = [run_class(versions) for versions in kinds.values()]
-    elsewhere = [step for workflow in workflows for step in workflow.steps.values() if step.at != (HERE,)]
+    elsewhere = [step for workflow in workflows for step in workflow.steps.values() if step.is_elsewhere]
     elsewhere = [step for step in elsewhere if is_effect(step)]
     return [*classes, place_class(elsewhere)] if elsewhere else classes
 

@@ -7,16 +7,27 @@ from functools import cache
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import fields as struct_fields
 
 from stigmergy.agents.agent import reject
 from stigmergy.agents.codec import encode
-from stigmergy.agents.messages import Action, Command, Event, Work, own_fields, spec_of
+from stigmergy.agents.messages import BINDING, Action, Command, Event, Work, own_fields, spec_of
 from stigmergy.agents.steps import ACCEPTED, StepAsked, fits
 from stigmergy.workflows.definition import Workflow
 from stigmergy.workflows.messages import CancelRun, RetryUndo, StepBegun
 from stigmergy.workflows.run import StepState, tries_now
-from stigmergy.workflows.step import HERE, TRIES_MAX, UNDO, Cancelling, Holding, Releasing, Step, undone_by
+from stigmergy.workflows.step import (
+    BOUND_ELSEWHERE,
+    HERE,
+    TRIES_MAX,
+    UNDO,
+    Cancelling,
+    Holding,
+    Releasing,
+    Step,
+    undone_by,
+)
 
 ID_CHARS_MAX = 128
 _ADDRESS = re.compile(rf"[A-Za-z0-9_.-]{{1,64}}/[A-Za-z0-9_.:@=~-]{{1,{ID_CHARS_MAX}}}", re.ASCII)
@@ -63,6 +74,8 @@ def message_of(run: Any, workflow: Workflow, step: Step) -> Any:
             called = "make_undo" if step.name.startswith(UNDO) else "make"
             what = "None" if made is None else type(made).__name__
             raise TypeError(f"{called} returned {what}; it must return {does.__name__}")
+        if step.is_elsewhere and getattr(made, BINDING) is not UNSET:
+            raise TypeError(BOUND_ELSEWHERE)
         return made
     known = _known(run, workflow)
     for name in _required(does):

@@ -7,12 +7,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from types import CodeType, FunctionType
 from typing import Any
 
 from msgspec import Struct
 
 from stigmergy.agents.confirmations import Done
-from stigmergy.agents.messages import Action, Command, Event, Message, Work
+from stigmergy.agents.messages import BINDING, Action, Command, Event, Message, Work
 from stigmergy.agents.ordered import Pool
 from stigmergy.base.errors import DefinitionError
 from stigmergy.workflows.matching import matched_fields
@@ -31,6 +32,11 @@ HERE = "here"
 """The place of a step that runs where its run is."""
 UNDO = "undo "
 """Before the name of a step: the step that undoes it."""
+
+BOUND_ELSEWHERE = (
+    f"{BINDING}= binds it to a claim of the run, and the agent at= another place holds none, so it would be dropped "
+    "there; leave at= out and run the workflow on the node of that place, or give it the token of the claim as a field"
+)
 
 Make = Callable[[Any], Message]
 
@@ -141,6 +147,8 @@ class Step:
             raise DefinitionError(f"{self.where}: leave repeat= out; a step without undo= is done again at each round")
         self.again_from = _loop_of(self.where, again_from, on, tries)
         self.make, self.make_undo = make, make_undo
+        if self.is_elsewhere and (_binds(make) or _binds(make_undo)):
+            raise DefinitionError(f"{self.where}: {BOUND_ELSEWHERE}")
         self.match = None if match is None else tuple(match)
         self.matched = self._matched()
         """The fields that its events must share with its command, or with what the run knows."""
@@ -149,6 +157,11 @@ class Step:
     def where(self) -> str:
         """The beginning of a sentence about it."""
         return f"{self.line}: step {self.name}"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another agent than the run may carry it out, at a place."""
+        return self.at != (HERE,)
 
     @property
     def is_told(self) -> bool:
@@ -170,7 +183,7 @@ class Step:
     def _check_bounds(self) -> None:
         if not self.at or not all(self.at):
             raise DefinitionError(f"{self.where}: at={self.at!r}; name a place, such as 'gateway', or several in order")
-        if self.at != (HERE,) and not is_class(self.does, (Action, Work)):
+        if self.is_elsewhere and not is_class(self.does, (Action, Work)):
             raise DefinitionError(f"{self.where}: at= is for actions and work; a command runs where its agent is")
         if not 0 < self.within_s <= WITHIN_S_MAX:
             raise DefinitionError(
@@ -215,9 +228,18 @@ class Step:
         """What people see of it."""
         named = {"done": self.done, "undo": self.undo, "on": self.on, "again_from": self.again_from or None}
         shown = {key: getattr(value, "__name__", value) for key, value in named.items() if value is not None}
-        place = {"at": " or ".join(self.at)} if self.at != (HERE,) else {}
+        place = {"at": " or ".join(self.at)} if self.is_elsewhere else {}
         shown |= {"match": ", ".join(self.matched)} if self.matched else {}
         return {"step": self.name, "does": name_of(self.does), "to": self.to, **shown, **place, "tries": self.tries}
+
+
+def _binds(make: Make | None) -> bool:
+    """Whether a function gives a message `valid_while=`. What the functions do that it calls is seen at run time."""
+    codes: list[CodeType] = [make.__code__] if isinstance(make, FunctionType) else []
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    named = (name for code in codes for names in code.co_consts if isinstance(names, tuple) for name in names)
+    return BINDING in named
 
 
 def is_class(does: Any, of: type[Any] | tuple[type[Any], ...]) -> bool:
