@@ -68,6 +68,8 @@ class TakeOver(Struct, frozen=True, omit_defaults=True):
     by: str = ""
     """Nobody, if the run ended before."""
     after_s: float | None = None
+    noticed_s: float | None = None
+    """When its job knew."""
 
 
 class Findings(Struct):
@@ -112,7 +114,7 @@ class Findings(Struct):
     reassignment_rejoined_s_max: float = 0.0
     """Of these, since the link was back."""
     take_overs: list[TakeOver] = []
-    """The first few."""
+    """The slowest few."""
     delivery_mean_s: float = 0.0
     missed_deadlines: int = 0
     drones: int = 0
@@ -288,6 +290,8 @@ class LoggedJob(Struct):
     deadline_s: float = 0.0
     refused: bool = False
     given: list[Given] = []
+    reopened: dict[int, float] = {}
+    """When, by the token under which it was given away next."""
     delivered: int = 0
     ended: list[str] = []
 
@@ -310,7 +314,7 @@ class Logged(Struct):
 
     def job(self, name: str) -> LoggedJob:
         """The job with this name."""
-        return self.jobs.setdefault(name, LoggedJob(given=[], ended=[]))
+        return self.jobs.setdefault(name, LoggedJob(given=[], reopened={}, ended=[]))
 
 
 WANTED = frozenset(
@@ -318,6 +322,7 @@ WANTED = frozenset(
     for name in (
         "JobPlaced",
         "JobAssigned",
+        "JobReopened",
         "JobDelivered",
         "JobEndedFor",
         "stigmergy.Granted",
@@ -370,6 +375,8 @@ def _read_job(job: LoggedJob, tag: str, fields: dict[str, Any], t: float) -> Non
             job.placed_t, job.refused = t, False
         case "JobAssigned@1":
             job.given.append(Given(fields["token"], fields["drone"], t))
+        case "JobReopened@1":
+            job.reopened[fields["token"]] = t
         case "JobDelivered@1":
             job.delivered += 1
         case "JobEndedFor@1":
@@ -469,9 +476,12 @@ def check_reassignment(found: Findings, witness: Witness, logged: Logged) -> Non
                 since_s = [next_t - cut.end_t for cut in witness.cuts if hides(cut, spell, next_t)]
                 (hidden if since_s else linked).append(after_s)
                 rejoined += since_s
-                take_overs.append(TakeOver(name, spell.drone, spell.kind, later.drone, after_s))
+                noticed_t = logged.jobs[name].reopened.get(later.token, next_t)
+                noticed_s = noticed_t - spell.begin_t
+                take_overs.append(TakeOver(name, spell.drone, spell.kind, later.drone, after_s, noticed_s))
             elif done_t == float("inf") and not logged.jobs[name].ended:
                 take_overs.append(TakeOver(name, spell.drone, spell.kind))
+    take_overs.sort(key=lambda one: -(one.after_s or 0.0))
     found.take_overs = take_overs[:SHOWN_MAX]
     found.failures = len(witness.spells)
     found.reassigned, found.reassigned_cut_off = len(linked) + len(hidden), len(hidden)

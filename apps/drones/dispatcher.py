@@ -80,7 +80,7 @@ ROUND_JOBS_MAX, ROUND_DRONES_MAX = 150, 200
 """Of one round; a message has 64 KiB. The rest waits for the next one."""
 HAND_OVERS_MAX = 50
 """Of one round."""
-DESK_S, DESK_WAIT_S = 5.0, 86_400.0
+DESK_S, DESK_WAIT_S = 3.0, 86_400.0
 """When a dispatcher dies the jobs of its zone wait for so long. Renewals come three times as often."""
 AGAIN_S = 1.0
 """The pause before the desk is claimed again."""

@@ -75,6 +75,8 @@ NEAR_M, NEAR_HEIGHT_M = 8.0, 1.5
 BRAKE_M_S2 = 3.0
 """How hard the flight controller brakes."""
 SHARE_S, SHARE_PARKED_S = 4.0, 60.0
+SHARE_JOB_S = 2.0
+"""With a job it shares its track so often: its sector has to miss it soon."""
 OBEY_S = 8.0
 """An order that shows no effect for so long is given again."""
 MOVING = ("rising", "flying", "sinking", "leaving", "landing")
@@ -367,7 +369,8 @@ class Flyer(Agent):
         old_s = fix.t - last.t
         if self.mode in PARKED and not self.job:
             return old_s >= SHARE_PARKED_S
-        return old_s >= SHARE_S or is_off(last, fix.x, fix.y, fix.z, fix.t)
+        every_s = SHARE_JOB_S if last.job else SHARE_S
+        return old_s >= every_s or is_off(last, fix.x, fix.y, fix.z, fix.t)
 
     @evolve
     def told_track(self, event: TrackShared) -> None:

@@ -50,9 +50,9 @@ from stigmergy import (
     shared,
 )
 
-SILENT_S = 6.0
-SUSPECT_S = 5.0
-"""Drones share a track every 4 s at least: one that is this old is worth a note."""
+SILENT_S = 4.5
+SUSPECT_S = 3.5
+"""Drones with a job share a track every 2 s at least: one that is this old is worth a note."""
 LATE_S = 2.5
 """A tick that comes so long after it was due: the sector was not running."""
 BACK_S = 3.0

@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from msgspec.structs import replace
 
 from apps.drones.area import Area
+from apps.drones.flyer import SHARE_JOB_S
 from apps.drones.messages import (
     ClosedZone,
     ColumnTaken,
@@ -162,23 +163,23 @@ def test_a_drone_is_told_the_next_ones_first_and_not_too_many() -> None:
 
 def test_a_silent_drone_is_reported_to_its_job_once() -> None:
     one = sector(share(1, WORKS))
-    one.when(Ticked(101.0), Ticked(104.9)).then_nothing()
-    suspected = one.when(Ticked(105.2))
-    suspected.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 106.0),)))
-    reported = suspected.when(Ticked(106.2)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
-    reported.when(Ticked(107.2), Ticked(108.2)).then_nothing()
+    one.when(Ticked(101.0), Ticked(103.4)).then_nothing()
+    suspected = one.when(Ticked(103.7))
+    suspected.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 104.5),)))
+    reported = suspected.when(Ticked(104.7)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
+    reported.when(Ticked(105.7), Ticked(106.7)).then_nothing()
     heard = reported.when(share(1, replace(WORKS, t=110.0)))
     heard.when(Ticked(117.0), Ticked(118.0), Ticked(124.0)).then_nothing()
-    again = heard.when(share(1, replace(WORKS, t=120.0, token=3))).when(Ticked(125.5), Ticked(126.5))
+    again = heard.when(share(1, replace(WORKS, t=120.0, token=3))).when(Ticked(124.0), Ticked(125.0))
     again.then(
-        DronesSuspected((Suspicion(FIRST, 3, 120.0, 126.0),)),
+        DronesSuspected((Suspicion(FIRST, 3, 120.0, 124.5),)),
         *to_job(DroneSilent(FIRST, "r1-0101.J1", 3, 120.0)),
     )
 
 
 def test_one_that_is_heard_in_time_is_not_silent() -> None:
-    one = sector(share(1, WORKS)).when(Ticked(105.2)).when(share(1, replace(WORKS, t=105.0)))
-    one.when(Ticked(106.2), Ticked(107.2), Ticked(109.0)).then_nothing()
+    one = sector(share(1, WORKS)).when(Ticked(103.7)).when(share(1, replace(WORKS, t=103.5)))
+    one.when(Ticked(104.7), Ticked(105.7), Ticked(106.9)).then_nothing()
 
 
 def test_only_those_with_a_job_in_the_air_in_the_zone_are_missed() -> None:
@@ -200,7 +201,7 @@ def test_after_a_restart_everybody_has_time_to_be_heard() -> None:
 
 
 def test_a_restart_while_a_drone_is_suspected_begins_anew() -> None:
-    one = sector(share(1, WORKS)).when(Ticked(105.2))
+    one = sector(share(1, WORKS)).when(Ticked(103.7))
     back = one.when(Ticked(115.0))
     back.then(DronesSuspected((Suspicion(FIRST, 2, 100.0, 118.0),)))
     back.when(Ticked(118.2)).then(*to_job(DroneSilent(FIRST, "r1-0101.J1", 2, 100.0)))
@@ -216,7 +217,7 @@ def test_nobody_that_is_heard_is_ever_reported(steps: list[float], gap_at: int, 
         t += step + (gap_s if i == gap_at else 0.0)
         one = one.when(Ticked(t))
         assert not one.agent.reported
-        if t - heard_t >= 4.0:
+        if t - heard_t >= SHARE_JOB_S:
             one = one.when(share(1, replace(WORKS, t=t)))
             heard_t = t
 

@@ -321,14 +321,14 @@ def test_reassignment_counts_from_the_failure(tmp_path: Path) -> None:
     facts = [{"fact": "failed", "t": 20.0, "drone": "a", "kind": "motor"}, drop("J2", t=15.0), drop("J1", 90.0, 2, "b")]
     write_world(tmp_path, {"a": stands(0.0, 0.0, 0.0)}, 2.0, *facts)
     jobs = {
-        "J1": LoggedJob(1.0, given=[Given(1, "a", 5.0), Given(2, "b", 27.5)], ended=[]),
+        "J1": LoggedJob(1.0, given=[Given(1, "a", 5.0), Given(2, "b", 27.5)], reopened={2: 26.5}, ended=[]),
         "J2": LoggedJob(1.0, given=[Given(1, "a", 5.0), Given(2, "b", 29.5)], ended=[]),
         "J3": LoggedJob(1.0, given=[Given(1, "a", 5.0)], ended=[]),
     }
     found = Findings()
     reassignment(found, read_witness(tmp_path), Logged(jobs=jobs, holds=[]))
     assert (found.failures, found.reassigned, found.reassignment_p99_s) == (1, 1, 7.5)
-    assert found.take_overs == [TakeOver("J1", "a", "motor", "b", 7.5), TakeOver("J3", "a", "motor")]
+    assert found.take_overs == [TakeOver("J1", "a", "motor", "b", 7.5, 6.5), TakeOver("J3", "a", "motor")]
 
 
 def test_a_failure_that_nobody_could_know_of_is_counted_apart(tmp_path: Path) -> None:
