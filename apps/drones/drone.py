@@ -157,7 +157,7 @@ class Drone(Flyer):
     def ground(self, command: GroundDrone) -> Events:
         if self.mode in PARKED:
             reject(f"it is on the ground: {self.mode}")
-        yield FlightAborted(because=command.because)
+        yield FlightAborted(because=command.because, unfit=True)
         yield CourseSet("landing", self.x, self.y, 0.0, CRUISE_M_S, command.because)
 
     # ------------------------------------------------------------------ jobs
@@ -311,6 +311,7 @@ class Drone(Flyer):
     @evolve
     def aborts(self, event: FlightAborted) -> None:
         self.aborted = event.because
+        self.unfit = self.unfit or event.unfit
         self.descends = None
 
     @react
@@ -356,6 +357,11 @@ class Drone(Flyer):
             yield moved_to(fix)
             yield RouteSet("astray", (), fix.z)
             yield CourseSet("above", fix.x, fix.y, fix.z, CRUISE_M_S, "is in the air and does not know why")
+            return
+        if self.mode == "grounded":
+            if self._may_rise_again(fix) and self._closes_above(fix.t, 0.0, Site(fix.x, fix.y)) is None:
+                yield moved_to(fix)
+                yield from self._go_home()
             return
         ready = self.mode == "parked" and not self.job and not self.wants_pad and self.link
         if self.mode == "charging" and fix.battery >= CHARGED_AT:
@@ -495,6 +501,10 @@ class Drone(Flyer):
         yield event
         if self.mode not in PARKED and not self.aborted:
             yield from self._turn_round(f"motor {event.motor} draws {event.current_a:.0f} A")
+
+    @evolve
+    def is_unfit(self, event: MotorWarned) -> None:
+        self.unfit = True
 
     # ------------------------------------------------------------------ down and up again
 
@@ -642,6 +652,8 @@ class Drone(Flyer):
             self.course = CourseSet("landing", self.x, self.y, 0.0, CRUISE_M_S, event.because)
             self.course_t = self.t
             self.aborted = self.aborted or event.because
+        elif self.mode == "grounded":
+            self._sees_anew()
 
     # ------------------------------------------------------------------ charging
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from zlib import crc32
 
 from msgspec.structs import replace
 
@@ -26,8 +27,18 @@ from apps.drones.airways import (
     level_of,
     steady,
 )
-from apps.drones.area import FLOOR_M, LEVELS_M, Area, cell_name, pad_of, place_of_pad, region_of
-from apps.drones.flight import CRUISE_M_S
+from apps.drones.area import (
+    FLOOR_M,
+    LEVELS_M,
+    Area,
+    cell_name,
+    centre_of,
+    pad_of,
+    place_of_pad,
+    region_of,
+    stand_of,
+)
+from apps.drones.flight import CRUISE_M_S, RESERVE_PERCENT, needed_percent
 from apps.drones.messages import (
     Avoiding,
     ClosedZone,
@@ -81,6 +92,10 @@ OBEY_S = 8.0
 """An order that shows no effect for so long is given again."""
 MOVING = ("rising", "flying", "sinking", "leaving", "landing")
 PARKED = ("new", "parked", "charging", "grounded")
+WELL_S, WELL_APART_S = 20.0, 40.0
+"""Put down because it was blind, it takes off again when it has seen for so long; not all of them at the same time."""
+INSIDE_M = 24.0
+"""So near to the middle of its cell, it is away from another one in the next cell, which may rise as well."""
 OWN_WAY = ("home", "charge")
 """What it flies without a workflow."""
 
@@ -125,6 +140,10 @@ class Flyer(Agent):
     descends: Site | None = None
     """Where it wants to go down, as soon as it holds the cell."""
     wants_pad: bool = False
+    unfit: bool = False
+    """It was told to land, or a motor is worn: put down, it waits to be fetched."""
+    wakes_s: float = 0.0
+    """Put down, it may take off again from then on."""
 
     shared: Track | None = None
     zones: dict[str, tuple[ClosedZone, ...]] = field(default_factory=dict)
@@ -236,24 +255,45 @@ class Flyer(Agent):
         self.mode = "grounded"
         self.x, self.y, self.z = event.at.x, event.at.y, 0.0
         self.course = self.descends = None
+        self._sees_anew()
+
+    def _sees_anew(self) -> None:
+        self.wakes_s = self.now + WELL_S + WELL_APART_S * (crc32(self.id.encode()) % 100) / 100
 
     @react
     def keep_place(self, event: Grounded) -> Effects:
-        yield self._claim_place()
+        yield from self._claim_place()
 
     @react
     def keep_place_again(self, verdict: Lost) -> Effects:
         if self.mode == "grounded":
-            yield self._claim_place()
+            yield from self._claim_place()
 
-    def _claim_place(self) -> Effect:
-        """Nobody is to come down where it lies until it is fetched."""
+    def _claim_place(self) -> Iterator[Effect]:
+        """Nobody is to come down where it lies. A stand is its owner's, whoever lies there."""
         assert self.area is not None
         zone, here = self.area.zone_at(self.x, self.y), cell_name(self.x, self.y)
+        if here in (cell_name(*stand_of(self.area, zone, number)) for number in range(self.area.stands**2)):
+            return
         for number in range(self.area.pads):
             if cell_name(*pad_of(self.area, zone, number)) == here:
-                return self.pad.claim(of=f"pad-{zone}-{number}", for_s=60, wait_s=1800, renew=True)
-        return self.cell.claim(of=here, for_s=60, wait_s=1800, renew=True)
+                yield self.pad.claim(of=f"pad-{zone}-{number}", for_s=60, wait_s=1800, renew=True)
+                return
+        yield self.cell.claim(of=here, for_s=60, wait_s=1800, renew=True)
+
+    def _may_rise_again(self, fix: Fix) -> bool:
+        """Whether it may leave the place where its safe action has put it: it was blind and sees, nobody else may be in
+        its column or beside it, and its battery takes it home."""
+        x, y = centre_of(fix.x, fix.y)
+        home_m = math.hypot(fix.x - self.home.x, fix.y - self.home.y)
+        return (
+            not self.unfit
+            and fix.link
+            and self.now >= self.wakes_s
+            and max(abs(fix.x - x), abs(fix.y - y)) <= INSIDE_M
+            and cell_name(fix.x, fix.y) in self._own_columns()
+            and fix.battery >= RESERVE_PERCENT + needed_percent(home_m, self.kg if self.carries else 0.0)
+        )
 
     # ------------------------------------------------------------------ others in the air
 
@@ -317,9 +357,12 @@ class Flyer(Agent):
 
     def _has_just_left(self) -> bool:
         """Whether it is below all levels and above a column that is its own: it can go back there."""
+        return self.z < LEVELS_M[0] and cell_name(self.x, self.y) in self._own_columns()
+
+    def _own_columns(self) -> list[str]:
+        """The cells that only it may be above, below the floor."""
         sites = [self.home, *([self._pad_site(self.pad.resource)] if self.pad.held else [])]
-        own = [cell_name(site.x, site.y) for site in sites] + ([self.cell.resource] if self.cell.held else [])
-        return self.z < LEVELS_M[0] and cell_name(self.x, self.y) in own
+        return [cell_name(site.x, site.y) for site in sites] + ([self.cell.resource] if self.cell.held else [])
 
     @evolve
     def holds_on(self, event: HoldExtended) -> None:

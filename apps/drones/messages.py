@@ -318,6 +318,8 @@ class FlightAborted(Event):
     """The drone has decided on board that it does not go on: low battery, no link, an order to land."""
 
     because: str
+    unfit: bool = False
+    """Somebody has to fetch it."""
 
 
 class Parked(Event):

@@ -27,10 +27,12 @@ from apps.drones.messages import (
     FlyRoute,
     GoHome,
     Grip,
+    GroundDrone,
     JobDeclined,
     JobEnded,
     JobReturned,
     Land,
+    MotorWarned,
     Park,
     Parked,
     Release,
@@ -333,6 +335,55 @@ def test_down_by_a_safe_action_that_no_log_knows_of_it_returns_the_job_and_keeps
     assert claimed in drone.happened, "it lies on a pad"
     granted = drone.when(Granted(claim="pad", resource="pad-r1-0101-3", token=9, for_s=60, renews=True))
     assert drone.agent.pad.release() not in granted.happened
+
+
+def lying(x: float = 5020.0, y: float = 5030.0, t: float = 50.0, **more: Any) -> Given:
+    """Its sensors fell silent above a field, and it was put down there with its job."""
+    drone = flying().later(seconds=4).state(mode="landing")
+    return drone.when(fix(t, x, y, 0.0, **more)).state(mode="grounded")
+
+
+CELL = Granted(claim="cell", resource="cell-83-83", token=7, for_s=60, renews=True)
+
+
+def seeing(drone: Given, x: float = 5020.0, y: float = 5030.0, seconds: int = 65, **more: Any) -> Given:
+    """It sees for so long."""
+    t = drone.agent.t
+    for second in range(seconds):
+        drone = drone.later(seconds=1).when(fix(t + second, x, y, 0.0, **more))
+    return drone
+
+
+def test_takes_off_again_when_it_was_blind_and_sees() -> None:
+    drone = seeing(lying().when(CELL), seconds=15).state(mode="grounded")
+    drone = seeing(drone, seconds=50).state(mode="rising", purpose="home")
+    assert (drone.agent.course.x, drone.agent.course.y) == (5020.0, 5030.0), "straight up"
+    drone.when(fix(200.0, 5020.0, 5030.0, HOLD_M), fix(205.0, 5020.0, 5030.0, HOLD_M))
+    drone.when(fix(220.0, 5020.0, 5030.0, drone.agent.level_m)).state(mode="flying")
+    assert drone.agent.cell.release() in drone.happened
+    drone.when(fix(300.0, HOME.x, HOME.y, drone.agent.level_m), fix(305.0, HOME.x, HOME.y, drone.agent.level_m))
+    drone.when(fix(330.0, HOME.x, HOME.y, 0.0)).state(mode="parked", job="")
+
+
+def test_stays_where_it_was_put_down_unless_it_is_safe_to_rise() -> None:
+    seeing(lying()).state(mode="grounded")  # the cell is not its own
+    seeing(lying(x=5000.0).when(CELL), x=5044.0).state(mode="grounded")  # too near to the next cell
+    seeing(lying().when(CELL), battery=30.0).state(mode="grounded")
+    seeing(lying().when(CELL), link=False).state(mode="grounded")
+    seeing(lying().when(CELL, MotorWarned(motor=2, current_a=40.0))).state(mode="grounded")
+    seeing(lying().when(CELL, ZonesHeard("s", (square("Z", 5020.0, 5030.0, 90.0),)))).state(mode="grounded")
+    drone = flying().when(GroundDrone(because="police")).when(fix(50.0, 5020.0, 5030.0, 0.0)).state(mode="grounded")
+    seeing(drone.when(CELL)).state(mode="grounded")
+    drone = seeing(lying().when(CELL), seconds=15).later(seconds=4)  # blind again
+    seeing(drone, seconds=15).state(mode="grounded")
+
+
+def test_does_not_rise_from_the_stand_of_another_one() -> None:
+    x, y = stand_of(AREA, "r1-0101", 5)
+    drone = lying(x=x, y=y)
+    assert not drone.agent.cell.held
+    seeing(drone, x=x, y=y).state(mode="grounded")
+    seeing(lying(x=HOME.x, y=HOME.y), x=HOME.x, y=HOME.y).state(mode="rising")
 
 
 def test_leaves_a_pad_that_another_one_lies_on_and_wants_one_again_later() -> None:
