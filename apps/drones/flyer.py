@@ -94,7 +94,7 @@ MOVING = ("rising", "flying", "sinking", "leaving", "landing")
 PARKED = ("new", "parked", "charging", "grounded")
 WELL_S, WELL_APART_S = 20.0, 40.0
 """Put down because it was blind, it takes off again when it has seen for so long; not all of them at the same time."""
-INSIDE_M = 24.0
+INSIDE_M = 22.0
 """So near to the middle of its cell, it is away from another one in the next cell, which may rise as well."""
 OWN_WAY = ("home", "charge")
 """What it flies without a workflow."""

@@ -7,7 +7,7 @@ import math
 import random
 
 from apps.drones.airways import ANNOUNCE_S, CLEAR_S, aside, at, free_level, give_way_s, is_off, level_of, steady
-from apps.drones.area import CELL_M, FLOOR_M, LEVELS_M, SEPARATION_HEIGHT_M, SEPARATION_M
+from apps.drones.area import CELL_M, FLOOR_M, LEVELS_M, SEPARATION_HEIGHT_M, SEPARATION_M, cell_of
 from apps.drones.messages import Track
 
 STEP_S = 0.25
@@ -18,7 +18,8 @@ HOLD_M = 30.0
 class Flyer:
     """A drone: its body, and the rules it follows."""
 
-    def __init__(self, name: str, region: int, chance: random.Random, cell: tuple[int, int]) -> None:
+    def __init__(self, name: str, region: int, chance: random.Random, cell: tuple[int, int], off_m: float) -> None:
+        self.off_m = off_m
         self.name, self.region, self.chance = name, region, chance
         self.x, self.y = place(cell)
         self.z = self.vx = self.vy = self.vz = 0.0
@@ -99,13 +100,16 @@ class Flyer:
         self.cell = self.chance.choice(free)
         taken.add(self.cell)
         self.goal = place(self.cell)
+        if self.off_m:
+            east, north = (self.chance.uniform(-self.off_m, self.off_m) for _ in range(2))
+            self.goal = self.goal[0] + east, self.goal[1] + north
         self.level = level_of(self.x, self.y, *self.goal)
 
     @property
     def goes_back(self) -> bool:
         """It has just left the column that is its own, and is not in anybody's way there."""
-        at_m = math.dist((self.x, self.y), place(self.left))
-        return self.phase == "vertical" and self.to_z > 0.0 and self.z < LEVELS_M[0] and at_m < CELL_M / 2
+        is_above = cell_of(self.x, self.y) == self.left
+        return self.phase == "vertical" and self.to_z > 0.0 and self.z < LEVELS_M[0] and is_above
 
     def warn(self, others: tuple[tuple[str, Track], ...], t: float) -> None:
         if self.phase == "down":
@@ -156,10 +160,11 @@ def place(cell: tuple[int, int]) -> tuple[float, float]:
 class Air:
     """Some drones in a square kilometre, and two regions that see each other's late."""
 
-    def __init__(self, seed: int, count: int = 12) -> None:
+    def __init__(self, seed: int, count: int = 12, off_m: float = 0.0) -> None:
+        """`off_m`: how far from the middle of their cells drones lie, at most."""
         self.chance = chance = random.Random(seed)
         cells = chance.sample(list(itertools.product(range(17), range(17))), count)
-        self.flyers = [Flyer(f"d{i:02d}", i % 2, chance, cell) for i, cell in enumerate(cells)]
+        self.flyers = [Flyer(f"d{i:02d}", i % 2, chance, cell, off_m) for i, cell in enumerate(cells)]
         self.taken = set(cells)
         self.heard: list[dict[str, Track]] = [{}, {}]
         self.coming: list[tuple[float, int, str, Track]] = []

@@ -37,6 +37,7 @@ from apps.drones.airways import (
     way_out,
 )
 from apps.drones.area import FLOOR_M, LEVELS_M, SEPARATION_HEIGHT_M, SEPARATION_M
+from apps.drones.flyer import INSIDE_M
 from apps.drones.messages import ClosedZone, Site, Track
 from tests.apps.drones.air import Air, Flyer
 
@@ -234,16 +235,20 @@ def test_nobody_goes_aside_through_the_column_or_the_way_of_another(seed: int) -
     fly(range(seed, seed + 1), seconds=100)
 
 
+def test_nobody_comes_too_near_who_rises_from_where_a_safe_action_has_put_it() -> None:
+    fly(range(500, 510), seconds=200, off_m=INSIDE_M)
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("part", range(10))
 def test_nobody_comes_too_near_for_long(part: int) -> None:
     fly(range(1000 + part * 20, 1020 + part * 20), seconds=300)
 
 
-def fly(seeds: range, seconds: float) -> None:
+def fly(seeds: range, seconds: float, off_m: float = 0.0) -> None:
     flown = 0
     for seed in seeds:
-        air = Air(seed)
+        air = Air(seed, off_m=off_m)
         air.run(seconds)
         assert air.is_separated, f"seed {seed}: {air.nearest}"
         flown += sum(flyer.flown for flyer in air.flyers)

@@ -7,10 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 import stigmergy as st
-from apps.drones.airways import ANNOUNCE_S, CLEAR_S, level_of
+from apps.drones.airways import ANNOUNCE_S, CLEAR_S, at, level_of
 from apps.drones.area import CELL_M, FLOOR_M, Area, stand_of
 from apps.drones.drone import CHARGED_AT, LINK_S_MAX, Drone
-from apps.drones.flyer import HOLD_M, WAIT_M
+from apps.drones.flyer import HOLD_M, SHARE_JOB_S, WAIT_M
 from apps.drones.messages import (
     AskJob,
     AskWay,
@@ -44,10 +44,12 @@ from apps.drones.messages import (
     TakeJob,
     TakeOff,
     Track,
+    TrackShared,
     TrafficHeard,
     WayAsked,
     ZonesHeard,
 )
+from apps.drones.sector import SILENT_S
 from stigmergy import Granted, Tell
 from stigmergy.testing import given
 
@@ -335,6 +337,23 @@ def test_down_by_a_safe_action_that_no_log_knows_of_it_returns_the_job_and_keeps
     assert claimed in drone.happened, "it lies on a pad"
     granted = drone.when(Granted(claim="pad", resource="pad-r1-0101-3", token=9, for_s=60, renews=True))
     assert drone.agent.pad.release() not in granted.happened
+
+
+def test_shares_its_track_more_often_with_a_job_so_that_it_is_missed_soon() -> None:
+    drone = flying()
+    drone.when(fix(30.5, HOME.x - 6.0, HOME.y - 4.0, drone.agent.level_m, vx=-12.0, vy=-8.0))
+    last = drone.agent.shared
+
+    def shares(after_s: float) -> bool:
+        x, y, z = at(last, last.t + after_s)
+        said = fix(last.t + after_s, x, y, z, vx=last.vx, vy=last.vy)
+        return bool(having(drone.when(said), TrackShared))
+
+    assert last.job == JOB.job
+    assert not shares(1.0)
+    assert not shares(1.5)
+    assert shares(2.0)
+    assert SILENT_S >= 2 * SHARE_JOB_S, "one that is late by as much is not missed"
 
 
 def lying(x: float = 5020.0, y: float = 5030.0, t: float = 50.0, **more: Any) -> Given:
