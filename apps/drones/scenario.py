@@ -61,6 +61,10 @@ LEAVE_S = 45.0
 """So soon after a drone could be told of a closed zone, with all links up, it is not in it any more."""
 BRAKE_S = 15.0
 """So soon after a drone knows of a closed zone it does not enter it any more."""
+CALM_S = 30.0
+"""So long after the heal every node is back, and every drone and sector knows the others."""
+NOTICED_S = 8.0
+"""So soon after a drone has failed in the air its job knows, if nothing else is broken."""
 START_T = 1_767_225_600.0
 """When the simulator's clocks begin."""
 BREAKS: dict[Kind, float] = {"motor": math.inf, "radio": 30.0, "computer": 10.0}
@@ -140,6 +144,8 @@ class Flight:
         self._reached_s = dict.fromkeys(NAMES, 0.0)
         """When each drone was last to be told something in vain."""
         self._inside: set[str] = set()
+        self._failed: list[tuple[float, str, str, int]] = []
+        """When a drone has failed with everything else well, its job and its token."""
         self.findings: list[str] = []
 
     async def run(self) -> None:
@@ -166,6 +172,7 @@ class Flight:
                 self._place(self._jobs[len(self._placed)])
             while breaks and breaks[0][0] <= passed_s:
                 _, name, kind = breaks.pop(0)
+                self._note_failure(name)
                 world.fail(name, kind, BREAKS[kind])
             if passed_s >= jams_s:
                 jams_s = math.inf
@@ -220,6 +227,23 @@ class Flight:
 
     # ------------------------------------------------------------------ what must hold
 
+    def _note_failure(self, name: str) -> None:
+        physics, i, now_s = self._world.physics, NAMES.index(name), self._simulated.now_s
+        drone = self._simulated.state(f"Drone/{name}", Drone)
+        is_well = physics.link[i] and not physics.computer_failed[i] and not physics.failed[i] and not physics.down[i]
+        calm = self._healed_s is not None and now_s - self._healed_s > CALM_S
+        if calm and is_well and drone.job and not drone.aborted and not drone.delivered:
+            self._failed.append((now_s, name, drone.job, drone.token))
+
+    def _look_for_failed(self) -> None:
+        now_s = self._simulated.now_s
+        for failed in [one for one in self._failed if now_s - one[0] > NOTICED_S]:
+            self._failed.remove(failed)
+            _, name, job, token = failed
+            known = self._simulated.state(f"Job/{job}", Job)
+            if (known.drone, known.token) == (name, token) and known.status not in ENDED:
+                self.findings.append(f"{job} does not know after {NOTICED_S:g} s that {name} has failed")
+
     def _look(self) -> None:
         """Looks at where everybody really is."""
         physics, now_t = self._world.physics, self._world.now_t()
@@ -238,6 +262,7 @@ class Flight:
             f"{fact.drone}'s battery is empty in the air" for fact in self._world.facts if fact.fact == "battery_empty"
         ]
 
+        self._look_for_failed()
         if self._closed is not None:
             self._look_into(self._closed, places, set(flying))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from apps.drones import scenario as scenarios
 from apps.drones.parcels import Parcels
-from apps.drones.scenario import scenario
+from apps.drones.scenario import Flight, scenario
 from stigmergy.sim.faults import read_faults
 from stigmergy.sim.simulation import Outcome, run_seed
 
@@ -19,6 +20,23 @@ def play(seed: int, faults: str, jobs: int = 2, for_s: float = 20.0) -> Outcome:
 @pytest.mark.parametrize(("seed", "faults"), [(3, "all"), pytest.param(2, "network,crash", marks=pytest.mark.prove)])
 def test_whatever_breaks_nobody_is_too_close_and_jobs_end(seed: int, faults: str) -> None:
     assert play(seed, faults).violations == []
+
+
+@pytest.mark.parametrize("kind", ["radio", pytest.param("motor", marks=pytest.mark.prove)])
+def test_a_failure_is_noticed_soon(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every drone fails, one after the other, with nothing else broken."""
+    noted: list[str] = []
+    note = Flight._note_failure
+
+    def count(self: Flight, name: str) -> None:
+        note(self, name)
+        noted.extend(name for _, failed, _, _ in self._failed if failed == name)
+
+    monkeypatch.setattr(Flight, "_note_failure", count)
+    monkeypatch.setattr(scenarios, "FAILING", 1.0)
+    monkeypatch.setattr(scenarios, "BREAKS", {kind: scenarios.BREAKS[kind]})
+    assert [one for one in play(1, "none", jobs=5).violations if "does not know" in one] == []
+    assert len(noted) >= 2
 
 
 def test_a_delivery_that_was_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
