@@ -108,11 +108,11 @@ class Findings(Struct):
     reassignment_p50_s: float = 0.0
     reassignment_p99_s: float = 0.0
     reassigned_cut_off: int = 0
-    """Of them, those that nobody could know of: the drone's region was cut off from all others."""
+    """Of them, those that nobody could know of: the drone's region was cut off from all others, or its node down."""
     reassignment_linked_p99_s: float = 0.0
     """Of all others."""
     reassignment_rejoined_s_max: float = 0.0
-    """Of these, since the link was back."""
+    """Of these, since the link or the node was back."""
     take_overs: list[TakeOver] = []
     """The slowest few."""
     delivery_mean_s: float = 0.0
@@ -155,7 +155,7 @@ class Zone(Struct, frozen=True):
 
 
 class Cut(Struct, frozen=True):
-    """A region is cut off from all others."""
+    """A region is cut off from all others, or its node is down."""
 
     region: str
     begin_t: float

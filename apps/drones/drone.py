@@ -130,7 +130,6 @@ class Drone(Flyer):
     capacity_kg: float = 0.0
     pickup: Site = Site(0.0, 0.0)
     drop: Site = Site(0.0, 0.0)
-    kg: float = 0.0
     asked: str = ""
     """The cell that it has claimed and not given back."""
     ready: bool = False

@@ -111,9 +111,11 @@ async def kill_region(swarm: Swarm, chance: random.Random) -> None:
     await _until(swarm, chance.uniform(0.5, 0.8) * swarm.options.minutes * 60)
     node = swarm.nodes["r1"]
     await node.kill()
+    swarm.world.announce_link("r1", up=False)
     swarm.say_fault(f"{node.name} is killed (kill -9) and starts again; its drones fly on as they were told last")
     began_t = swarm.world.now_t()
     await node.start()
+    swarm.world.announce_link("r1", up=True)
     swarm.say_fault(f"{node.name} is back after {swarm.world.now_t() - began_t:.1f} s")
 
 

@@ -74,7 +74,7 @@ def _promises(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         note = f"p99 of {linked} jobs, p50 {found['reassignment_p50_s']:.1f} s; aim: {REASSIGNED_S_MAX:.0f} s"
         yield "from a failure to the next drone", *_timed(found["reassignment_linked_p99_s"], note)
     if cut_off:
-        note = f"the slowest of {cut_off} jobs behind the cut, since the link was back"
+        note = f"the slowest of {cut_off} jobs behind a cut or a node that was down, since it was back"
         yield "the same, where nobody could know", *_timed(found["reassignment_rejoined_s_max"], note)
 
 

@@ -123,6 +123,7 @@ class Flyer(Agent):
 
     job: str = ""
     token: int = 0
+    kg: float = 0.0
     carries: bool = False
     delivered: bool = False
     aborted: str = ""

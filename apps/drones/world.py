@@ -282,7 +282,7 @@ class World:
         self._say("zone_opened", name=name)
 
     def announce_link(self, region: str, *, up: bool) -> None:
-        """For the witness: the link of a region to everybody else was cut, or is back."""
+        """For the witness: the link of a region to everybody else was cut, or is back; or its node was."""
         self._say("joined" if up else "cut_off", name=region)
 
     def _jam(self) -> None:

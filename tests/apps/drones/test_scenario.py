@@ -7,6 +7,7 @@ from msgspec import structs
 
 from apps.drones import scenario as scenarios
 from apps.drones.parcels import Parcels
+from apps.drones.physics import Kind
 from apps.drones.scenario import Flight, scenario
 from stigmergy.sim.faults import read_faults
 from stigmergy.sim.simulation import Outcome, run_seed
@@ -23,7 +24,7 @@ def test_whatever_breaks_nobody_is_too_close_and_jobs_end(seed: int, faults: str
 
 
 @pytest.mark.parametrize("kind", ["radio", pytest.param("motor", marks=pytest.mark.prove)])
-def test_a_failure_is_noticed_soon(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_noticed_soon(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every drone fails, one after the other, with nothing else broken."""
     noted: list[str] = []
     note = Flight._note_failure
