@@ -386,7 +386,7 @@ def test_takes_off_again_when_it_was_blind_and_sees() -> None:
 
 def test_stays_where_it_was_put_down_unless_it_is_safe_to_rise() -> None:
     seeing(lying()).state(mode="grounded")  # the cell is not its own
-    seeing(lying(x=5000.0).when(CELL), x=5044.0).state(mode="grounded")  # too near to the next cell
+    seeing(lying(x=5035.0).when(CELL), x=5035.0).state(mode="grounded")  # too near to the next cell
     seeing(lying().when(CELL), battery=30.0).state(mode="grounded")
     seeing(lying().when(CELL), link=False).state(mode="grounded")
     seeing(lying().when(CELL, MotorWarned(motor=2, current_a=40.0))).state(mode="grounded")

@@ -381,18 +381,18 @@ class Guest(Agent):
 def test_a_lease_that_ended_with_its_process_is_not_held_after_it(tmp_path: Path) -> None:
     from rigs.swarm_checker import read_logs
 
-    async def run(name: str) -> None:
+    async def run(name: str, before: int = 0) -> int:
         fleet = Fleet("drones", agents=[Guest])
         where = {"journal": f"sqlite:{tmp_path}/{name}.db", "key": tmp_path / f"{name}.key"}
         async with fleet.running(**where, ledger=f"sqlite:{tmp_path}/ledger.db", node=name) as live:  # type: ignore[arg-type]
             await live.send("Guest/a", Ask())
             for _ in range(500):
-                if live.query("Guest/a", Guest).room.token:
-                    return
+                if (token := live.query("Guest/a", Guest).room.token) > before:
+                    return token
                 await asyncio.sleep(0.02)
+        raise AssertionError("nothing was granted")
 
-    asyncio.run(run("one"))
-    asyncio.run(run("one"))
+    asyncio.run(run("one", before=asyncio.run(run("one"))))
     holds = read_logs([f"sqlite:{tmp_path}/one.db"], Clock()).holds
     assert len(holds) == 2
     assert {hold.resource for hold in holds} == {"cell-1-1"}
