@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from apps.drones import scenario as scenarios
+from apps.drones.drone import Drone
 from apps.drones.parcels import Parcels
 from apps.drones.physics import Kind
 from apps.drones.scenario import Flight, scenario
@@ -38,6 +39,26 @@ def test_a_failure_is_noticed_soon(kind: Kind, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(scenarios, "BREAKS", {kind: scenarios.BREAKS[kind]})
     assert [one for one in play(1, "none", jobs=5).violations if "does not know" in one] == []
     assert len(noted) >= 2
+
+
+def test_drones_that_were_blind_come_home_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All computers restart in the air, one after the other: their drones are put down where they are."""
+    lay: set[str] = set()
+    modes: dict[str, str] = {}
+    look = Flight._look
+
+    def watch(self: Flight) -> None:
+        look(self)
+        modes.update((drone.id, drone.mode) for drone in self._simulated.states(Drone))
+        lay.update(name for name, mode in modes.items() if mode == "grounded")
+
+    monkeypatch.setattr(Flight, "_look", watch)
+    monkeypatch.setattr(scenarios, "FAILING", 1.0)
+    monkeypatch.setattr(scenarios, "LOW", 0.0)
+    monkeypatch.setattr(scenarios, "BREAKS", {"computer": scenarios.BREAKS["computer"]})
+    assert play(1, "none", jobs=5).violations == []
+    assert lay, "nobody was put down"
+    assert {modes[name] for name in lay} & {"parked", "charging"}, "some lie too near to the next cell, not all"
 
 
 def test_a_delivery_that_was_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
