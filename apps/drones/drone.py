@@ -175,7 +175,7 @@ class Drone(Flyer):
             why = f"a site of it is in {zone.name}, which is closed"
             yield JobDeclined(command.job, command.token, why, wait_s=zone.until_t - self.t)
             return
-        yield JobTaken(command.job, command.token, command.pickup, command.drop, command.kg, command.deadline_t)
+        yield JobTaken(command.job, command.token, command.pickup, command.drop, command.kg)
         if self.ready:
             # Now, not at the next fix: by then it may have taken off, and who is in the air says nothing of this.
             yield ReadyTold(ready=False, t=self.t)
@@ -239,8 +239,8 @@ class Drone(Flyer):
 
     @decide
     def take_off(self, command: TakeOff) -> Events:
-        if self.mode != "parked":
-            reject(f"it is {self.mode}")
+        if self.mode != "parked" or (command.job, command.token) != (self.job, self.token):
+            reject(f"it is {self.mode}, on {self.job or 'no job'}")
         if self.aborted:
             reject(self.aborted)
         yield RouteSet("take-off", (), HOLD_M)
@@ -396,7 +396,8 @@ class Drone(Flyer):
             return
         if self.mode == "landing":
             return
-        if self.purpose == "astray":
+        has_nothing_to_do = not self.job and self.purpose not in OWN_WAY and self.mode in ("ready", "above")
+        if self.purpose == "astray" or has_nothing_to_do:
             yield from self._go_home()
             return
         if self.holds_until_t:

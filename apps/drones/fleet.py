@@ -104,21 +104,8 @@ def _fit_actuators(fleet: Fleet, controllers: Controllers) -> None:
     async def carry_out(order: Order[Any]) -> None:
         await controllers.order(order.agent.partition("/")[2], order.effect, order.key, order.token)
 
-    @fleet.actuator(Steer, tries=5, within_s=2.0)
-    async def steer(order: Order[Steer]) -> None:
-        await carry_out(order)
-
-    @fleet.actuator(Land, tries=20, within_s=2.0)
-    async def land(order: Order[Land]) -> None:
-        await carry_out(order)
-
-    @fleet.actuator(Grip, tries=8, within_s=2.0)
-    async def grip(order: Order[Grip]) -> None:
-        await carry_out(order)
-
-    @fleet.actuator(Release, tries=8, within_s=2.0)
-    async def release(order: Order[Release]) -> None:
-        await carry_out(order)
+    for kind, tries in ((Steer, 5), (Land, 20), (Grip, 8), (Release, 8)):
+        fleet.actuator(kind, tries=tries, within_s=2.0)(carry_out)
 
     @fleet.actuator(ArmBox, tries=20, within_s=2.0)
     async def arm_box(order: Order[ArmBox]) -> None:

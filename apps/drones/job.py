@@ -283,17 +283,8 @@ class Job(Agent):
 
     @react
     def tell_drone(self, event: JobAssigned) -> Effects:
-        yield Tell(
-            f"Drone/{event.drone}",
-            TakeJob(
-                job=self.id,
-                token=event.token,
-                pickup=self.pickup,
-                drop=self.drop,
-                kg=self.kg,
-                deadline_t=self.deadline_t,
-            ),
-        )
+        offer = TakeJob(job=self.id, token=event.token, pickup=self.pickup, drop=self.drop, kg=self.kg)
+        yield Tell(f"Drone/{event.drone}", offer)
         yield from self._tell(self.zone, JobClosed(job=self.id, token=event.token))
         yield NoAnswer.wake(after_s=TAKEN_S)
         yield TooLong.wake(after_s=FLY_S_MAX)

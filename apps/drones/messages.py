@@ -113,7 +113,6 @@ class TakeJob(Command):
     pickup: Site
     drop: Site
     kg: float
-    deadline_t: float = 0.0
 
 
 class RevokeJob(Command):
@@ -150,7 +149,10 @@ class FlyLeg(Command):
 
 
 class TakeOff(Command):
-    """Rise to the floor of the airways, in the own column."""
+    """Rise to the floor of the airways, in the own column, for this job."""
+
+    job: str
+    token: int
 
 
 class AskWay(Command):
@@ -220,7 +222,6 @@ class JobTaken(Event):
     pickup: Site
     drop: Site
     kg: float
-    deadline_t: float
 
 
 class JobEnded(Event):

@@ -72,7 +72,7 @@ def parked(t: float = 10.0, battery: float = 95.0) -> Given:
 
 def flying(t: float = 30.0) -> Given:
     """On its way to the pick-up, at its level."""
-    drone = parked().when(JOB, TakeOff(), fix(15.0, HOME.x, HOME.y, HOLD_M), AskWay(to=PICKUP))
+    drone = parked().when(JOB, TakeOff(JOB.job, 1), fix(15.0, HOME.x, HOME.y, HOLD_M), AskWay(to=PICKUP))
     drone.when(FlyRoute(points=(PICKUP,)), fix(16.0, HOME.x, HOME.y, HOLD_M), fix(21.0, HOME.x, HOME.y, HOLD_M))
     drone.when(fix(t, HOME.x, HOME.y, level_of(HOME.x, HOME.y, PICKUP.x, PICKUP.y), vx=-12.0, vy=-8.0))
     return drone.state(mode="flying")
@@ -226,6 +226,22 @@ def test_revoked_job_is_given_up_under_its_token_only() -> None:
     parked().when(JOB, RevokeJob(job=JOB.job, token=1, because="cancelled")).state(job="", mode="parked")
 
 
+def test_does_not_take_off_for_a_job_that_was_revoked_before_its_run_began() -> None:
+    """A run had drones that hovered for ten minutes: a link came back, and they heard of job and revocation at once."""
+    revoked = parked().when(JOB, RevokeJob(job=JOB.job, token=1, because="silent")).state(job="", mode="parked")
+    revoked.when(TakeOff(JOB.job, 1)).refused("it is parked, on no job")
+    other = revoked.when(replace(JOB, job="r1-0101.J2"))
+    other.when(TakeOff(JOB.job, 1)).refused("it is parked, on r1-0101.J2")
+    other.when(TakeOff("r1-0101.J2", 1)).state(mode="rising")
+
+
+def test_goes_home_when_it_is_in_the_air_without_a_job() -> None:
+    drone = flying().when(JobEnded(JOB.job, 1, "whatever"))
+    wait = drone.agent.points[0]
+    drone.when(fix(60.0, wait.x, wait.y, drone.agent.level_m)).state(mode="above", purpose="route")
+    drone.when(fix(61.0, wait.x, wait.y, drone.agent.level_m)).state(purpose="home")
+
+
 def test_undo_of_a_job_that_is_over_touches_nothing() -> None:
     parked().when(JOB).when(GoHome(job="old", token=1)).then(JobEnded("old", 1, "it is over")).state(job=JOB.job)
 
@@ -270,7 +286,7 @@ def test_zone_over_the_site_sends_it_home_before_it_enters() -> None:
 
 
 def test_does_not_rise_into_a_closed_zone() -> None:
-    drone = parked().when(JOB, TakeOff(), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
+    drone = parked().when(JOB, TakeOff(JOB.job, 1), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
     above = replace(square("fire", HOME.x, HOME.y, 100.0), floor_m=FLOOR_M, until_t=60.0)
     drone.when(ZonesHeard("r1-0101@r1", (above,)), fix(16.0, HOME.x, HOME.y, HOLD_M))
     drone.when(fix(22.0, HOME.x, HOME.y, HOLD_M), fix(59.0, HOME.x, HOME.y, HOLD_M)).state(mode="rising")
@@ -301,7 +317,7 @@ def test_gives_way_by_another_level_and_keeps_it() -> None:
 
 
 def test_waits_below_the_floor_while_it_is_warned() -> None:
-    drone = parked().when(JOB, TakeOff(), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
+    drone = parked().when(JOB, TakeOff(JOB.job, 1), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
     drone.when(fix(16.0, HOME.x, HOME.y, HOLD_M))
     other = Track(18.0, HOME.x, HOME.y, 45.0, 0.0, 0.0, 0.0, "above")
     drone.when(TrafficHeard(18.0, (("r1-0000-000", other),)), fix(22.0, HOME.x, HOME.y, HOLD_M)).state(mode="rising")
@@ -311,7 +327,7 @@ def test_waits_below_the_floor_while_it_is_warned() -> None:
 
 
 def test_goes_back_below_the_floor_if_it_is_warned_when_it_has_just_left() -> None:
-    drone = parked().when(JOB, TakeOff(), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
+    drone = parked().when(JOB, TakeOff(JOB.job, 1), fix(15.0, HOME.x, HOME.y, HOLD_M), FlyRoute(points=(PICKUP,)))
     drone.when(fix(16.0, HOME.x, HOME.y, HOLD_M), fix(21.0, HOME.x, HOME.y, HOLD_M)).state(mode="rising")
     drone.when(fix(24.0, HOME.x, HOME.y, FLOOR_M + 1.5, vz=4.0))
     warned = TrafficHeard(24.5, (("r1-0000-000", Track(24.0, HOME.x - 60.0, HOME.y, 45.0, 15.0, 0.0, 0.0, "flying")),))

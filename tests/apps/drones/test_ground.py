@@ -112,7 +112,7 @@ class Courier(Agent, kind="Drone"):
         if self.job or self.id[-3] == "9":
             yield Declined(command.job, command.token)
         else:
-            yield JobTaken(command.job, command.token, command.pickup, command.drop, command.kg, command.deadline_t)
+            yield JobTaken(command.job, command.token, command.pickup, command.drop, command.kg)
 
     @react
     def decline(self, event: Declined) -> Effects:

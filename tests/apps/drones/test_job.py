@@ -174,7 +174,7 @@ def test_the_first_dispatcher_gets_it_and_the_second_is_refused() -> None:
     job = is_open().when(assign(D1))
     job.then(
         JobAssigned(job=NAME, drone=D1, token=1, desk=5),
-        Tell(f"Drone/{D1}", TakeJob(NAME, 1, PICKUP, DROP, 1.5, START + DEADLINE_S)),
+        Tell(f"Drone/{D1}", TakeJob(NAME, 1, PICKUP, DROP, 1.5)),
         *told(JobClosed(job=NAME, token=1)),
         NoAnswer.wake(after_s=TAKEN_S),
         TooLong.wake(after_s=FLY_S_MAX),
