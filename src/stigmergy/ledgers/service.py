@@ -33,11 +33,12 @@ from stigmergy.base.errors import (
 )
 from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
+from stigmergy.claims.following import LOOK_S
 from stigmergy.claims.port import LedgerCheckpoint, LedgerEntry, LedgerPort, SignedLedger
 from stigmergy.claims.writer import Pauses
 from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.ledgers.fold import LedgerItem, proposal_digest
-from stigmergy.ledgers.follower import LOOK_S, EntryFollower
+from stigmergy.ledgers.follower import EntryFollower
 from stigmergy.ledgers.records import (
     PROPOSER_CHARS_MAX,
     Body,
