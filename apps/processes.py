@@ -37,7 +37,7 @@ class NodeProcess:
 
     async def start(self, *more: str) -> None:
         """Returns when it is ready: it says so in a line of JSON, with its URL if it has one."""
-        self._wanted = True
+        self._wanted, self._process = True, None  # an earlier process has not failed: it was ended
         self._close_log()
         self._log = (self.folder / f"{self.name}.log").open("a", encoding="utf-8")
         self._process = await asyncio.create_subprocess_exec(
