@@ -258,7 +258,11 @@ class CityRun:
             if None in desks:
                 continue
             open_count = sum(not one["cleared"] for desk in desks if desk for one in desk["known"])
-            known = {tuple(one["entry"]["incident_id"] for one in desk["known"]) for desk in desks if desk}
+            known = {  # by position: a desk knows its own incidents before those that came first
+                tuple(sorted((one["position"], one["entry"]["incident_id"]) for one in desk["known"]))
+                for desk in desks
+                if desk
+            }
             exposed = {json.dumps(desk["exposure"], sort_keys=True) for desk in desks if desk}
             if not open_count and len(known) == len(exposed) == 1:
                 self.outcome.drained = True
