@@ -38,6 +38,7 @@ MUST_BE_ZERO = (
     "false_incidents",
     "orders_differ",
     "out_of_order",
+    "foreign_keys",
     "not_notified",
     "notified_twice",
     "mailed_twice",
@@ -78,6 +79,9 @@ class Opened(Struct, frozen=True):
     of: str
     severity: int
     at_s: float
+    proposer: str = ""
+    key: str = ""
+    """That has signed it."""
 
 
 class Journal(Struct):
@@ -107,6 +111,10 @@ class Findings(Struct):
     """Gateways whose order of entries is another one."""
     out_of_order: int = 0
     """Incidents of one gateway that are in the ledger in another order than it decided them."""
+    foreign_keys: int = 0
+    """Keys beyond one for each gateway, also after a lost disk; and keys that have signed for two gateways."""
+    rejoined: int = 0
+    """Gateways that entered something in the ledger after they had begun again from an empty disk."""
     escalated: int = 0
     acknowledged: int = 0
     cleared: int = 0
@@ -190,6 +198,8 @@ def _read_event(found: Journal, agent: str, tag: str, body: bytes, at_s: float) 
                     entry.get("of", ""),
                     entry.get("severity", 0),
                     at_s,
+                    fields["proposer"],
+                    fields["writer"],
                 )
             )
         case "Raised@1":
@@ -264,6 +274,27 @@ def check_incidents(found: Findings, leaks: list[Leak], journals: list[Journal])
     for stage in ("escalated", "acknowledged", "cleared"):
         setattr(found, stage, sum(one.stage == stage for one in longest))
     return longest
+
+
+def check_keys(found: Findings, journals: list[Journal], facts: list[Any]) -> None:
+    """Each gateway signs with its own key, and with that one only; one with an empty disk takes part again."""
+    keys, gateways = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    last_s: dict[str, float] = {}
+    read_s: dict[int, float] = {}
+    entries = [entry for one in journals for entry in one.entered]
+    for entry in entries:  # others have read it soon; who has lost its disk reads everything again
+        read_s[entry.position] = min(read_s.get(entry.position, entry.at_s), entry.at_s)
+    for entry in entries:
+        gateway = entry.proposer.rpartition("/")[2]
+        keys[gateway].add(entry.key)
+        gateways[entry.key].add(gateway)
+        last_s[gateway] = max(last_s.get(gateway, 0.0), read_s[entry.position])
+    found.note("foreign_keys", (f"{name} signs with {len(some)} keys" for name, some in keys.items() if len(some) > 1))
+    found.note(
+        "foreign_keys", (f"{key[:8]} signs for {sorted(some)}" for key, some in gateways.items() if len(some) > 1)
+    )
+    emptied_s = {one["gateway"]: one["at_s"] for one in facts if one["fact"] == "emptied"}
+    found.rejoined = sum(last_s.get(name, 0.0) > since_s for name, since_s in emptied_s.items())
 
 
 def _leak_of(entry: Opened, leaks: list[Leak]) -> Leak | None:
@@ -402,6 +433,7 @@ def check(folder: Path) -> Findings:
     journals = [read_journal(path) for path in paths]
     entries = check_incidents(found, leaks, journals)
     check_times(found, leaks, entries, journals, facts)
+    check_keys(found, journals, facts)
     check_sirens(found, folder, leaks)
     check_notices(found, folder, entries)
     check_exposure(found, folder, journals)

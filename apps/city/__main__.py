@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from apps.city.faults import FAULTS, all_of
-from apps.city.run import CityRun, Options, Trouble
+from apps.city.run import CityRun, Options
+from apps.processes import Trouble
 from stigmergy.testing.brokers import NoBroker
 
 

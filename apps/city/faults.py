@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from apps.city.run import CityRun, Trouble
+from apps.city.run import CityRun
+from apps.processes import Trouble
 from stigmergy import StigmergyError
 
 AWAY_S = 8.0

@@ -110,7 +110,8 @@ async def run(options: argparse.Namespace) -> int:
     fleet = make_fleet(Sirens(folder / f"{name}.sirens").sound, notifiers, city=city)
     running = fleet.running(
         journal=f"sqlite:{folder / name / 'city.db'}",
-        key=folder / "city.key",
+        key=options.key,
+        peers=options.peer,
         agents=agents_of(name),
         bus=options.bus,
         site=name,
@@ -155,6 +156,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, required=True, help="of the run")
     parser.add_argument("--sensors", type=int, required=True, help="of the whole city")
     parser.add_argument("--gateways", type=int, required=True)
+    parser.add_argument("--key", type=Path, required=True, help="its own; not on the disk of the journal")
+    parser.add_argument("--peer", action="append", default=[], metavar="KEY", help="the public key of another gateway")
     parser.add_argument("--bus", required=True, metavar="URL", help="the gateway's own broker")
     parser.add_argument("--ledger", required=True, metavar="URL")
     parser.add_argument("--mesh", required=True, metavar="URL")

@@ -11,12 +11,10 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from msgspec import Struct, field, to_builtins
 
@@ -24,27 +22,25 @@ import stigmergy
 from apps.city.feeds import Feed, Truth
 from apps.city.fleet import FLEET
 from apps.city.links import Relay, Wire, quiet_ports, start_relay
-from apps.city.messages import Acknowledge
+from apps.city.messages import Acknowledge, incidents
 from apps.city.plan import City, distance_m, district_of, place_of
 from apps.city.readings import LEAK, REACH_M, plan_leaks
 from apps.city.receivers import Hooks, receivers
+from apps.processes import NodeProcess, end_task, printed, read_lives
 from stigmergy import StigmergyError
 from stigmergy.testing.nats import NatsCluster, start_single
 
-ROOT = Path(__file__).resolve().parents[2]
-START_S_MAX, STOP_S_MAX = 120.0, 60.0
 LOOK_S = 1.0
+KEYS = "keys"
+"""The folder with a key for each gateway: in a real city a file that its disk does not hold, or a secure element."""
 ACKNOWLEDGE_S, ACKNOWLEDGE_TRIES = 3.0, 200
 """A responder needs so long, and asks so often, once a second."""
 IGNORED_EVERY = 5
 """Of so many incidents one is not acknowledged until it has been escalated."""
 FAR_M = 4 * REACH_M["co"]
 """So far from a leak its gas is not smelt, nor by the next neighbours."""
+LEDGER = f"{FLEET}.{incidents.name}"
 Say = Callable[[str], None]
-
-
-class Trouble(Exception):
-    """A run cannot go on."""
 
 
 class Options(Struct, frozen=True):
@@ -79,6 +75,8 @@ class Outcome(Struct):
     restarts: int = 0
     exit_codes: dict[str, int] = field(default_factory=dict)
     bytes_left: dict[str, int] = field(default_factory=dict)
+    ledger_writers: int = 0
+    """Keys that the log of the ledger lets write: one for each gateway."""
     coap_taken: int = 0
     coap_refused: int = 0
     dead_letters: int = 0
@@ -87,99 +85,29 @@ class Outcome(Struct):
     """That the gateways computed, in all their lives."""
 
 
-class Gateway:
-    """A gateway in a process of its own, that can be killed and started again."""
+class Gateway(NodeProcess):
+    """A gateway in a process of its own, that can be killed, lose its disk, and be started again."""
 
     def __init__(self, name: str, folder: Path, arguments: list[str], wire: Wire) -> None:
-        self.name = name
+        super().__init__(name, folder, "apps.city.node", arguments)
         self.wire = wire
-        self.url = ""
         self.disks = 1
-        self._folder = folder
-        self._arguments = arguments
-        self._process: asyncio.subprocess.Process | None = None
-        self._log: TextIO | None = None
-        self._wanted = False
         self._disk_is_new = False
 
-    async def start(self) -> None:
+    async def start(self, *more: str) -> None:
         """Returns when it is ready."""
-        self._wanted = True
-        (self._folder / self.name).mkdir(exist_ok=True)
-        self._log = (self._folder / f"{self.name}.log").open("a", encoding="utf-8")
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "apps.city.node", "--name", self.name, "--folder", str(self._folder)),
-            *self._arguments,
-            *(("--take-over",) if self._disk_is_new else ()),
-            cwd=self._folder,
-            env=environment(),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=self._log,
-        )
-        assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(START_S_MAX):
-                line = await self._process.stdout.readline()
-        except TimeoutError:
-            line = b""
-        if not line:
-            raise Trouble(f"{self.name} does not start: {self.said()}")
-        self.url = json.loads(line).get("url", "")
+        (self.folder / self.name).mkdir(exist_ok=True)
+        await super().start(*more, *(("--take-over",) if self._disk_is_new else ()))
         self._disk_is_new = False
-
-    def said(self) -> str:
-        """The end of what it has said."""
-        return (self._folder / f"{self.name}.log").read_text(encoding="utf-8", errors="replace")[-2000:]
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has ended by itself."""
-        return self._wanted and not self.is_running
-
-    async def kill(self) -> None:
-        """As a crash."""
-        assert self._process is not None
-        self._wanted = False
-        if self.is_running:
-            self._process.kill()
-        await self._process.wait()
 
     def lose_disk(self) -> None:
-        """The next start is from an empty disk. The old journal is kept for the checker, where no gateway finds it. A
-        node whose key has signed a journal that is gone refuses to start, until somebody has said that it is meant."""
-        signed = self._folder / "city.key-journals"
-        lines = signed.read_text(encoding="utf-8").splitlines(keepends=True)
-        signed.write_text("".join(line for line in lines if f"/{self.name}/" not in line), encoding="utf-8")
-        (self._folder / self.name).rename(self._folder / f"{self.name}.lost-{self.disks}")
+        """The next start is from an empty disk. The old journal is kept for the checker, where no gateway finds it. The
+        key is elsewhere and stays, so all others go on trusting it. A node whose key has signed a journal that is gone
+        refuses to start, until somebody has said that it is meant."""
+        (self.folder / KEYS / f"{self.name}.key-journals").unlink()
+        (self.folder / self.name).rename(self.folder / f"{self.name}.lost-{self.disks}")
         self.disks += 1
         self._disk_is_new = True
-
-    async def stop(self) -> int:
-        """In order; its exit code."""
-        if self._process is None:
-            return 0
-        self._wanted = False
-        if self.is_running:
-            self._process.terminate()
-            try:
-                async with asyncio.timeout(STOP_S_MAX):
-                    await self._process.wait()
-            except TimeoutError:
-                await self.kill()
-        if self._log is not None:
-            self._log.close()
-        return self._process.returncode or 0
-
-
-def environment() -> dict[str, str]:
-    """For processes that are to find `apps`; each computes on one core."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    found = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": f"{found}:{ROOT}" if found else str(ROOT), "PYTHONUNBUFFERED": "1", **threads}
 
 
 class CityRun:
@@ -246,10 +174,14 @@ class CityRun:
             for task in list(self._responding):
                 await end_task(task)
             await self.stop()
+            assert self.servers is not None
+            where = ("--ledger", self.servers.url, "--name", LEDGER)
+            shown = await asyncio.to_thread(printed, "stigmergy", "ledger", "show", *where)
+            self.outcome.ledger_writers = len(shown["writers"])
         self.truth.close()
         self._read_reports()
         self.say("all has stopped; the checker reads journals, receivers and wires")
-        return {**to_builtins(self.outcome), **await asyncio.to_thread(check, self.folder)}
+        return {**to_builtins(self.outcome), **await asyncio.to_thread(printed, "rigs.city_checker", str(self.folder))}
 
     async def _start(self, stack: contextlib.AsyncExitStack, hooks: Hooks) -> list[Feed]:
         names = self.city.gateway_names()
@@ -258,6 +190,10 @@ class CityRun:
         )
         stack.callback(servers.stop)
         (self.folder / "mesh.key").write_text(os.urandom(32).hex())
+        (self.folder / KEYS).mkdir()
+        keys = {name: self.folder / KEYS / f"{name}.key" for name in names}
+        made = [await asyncio.to_thread(printed, "stigmergy", "keys", "new", str(path)) for path in keys.values()]
+        public = {name: one["public_key"] for name, one in zip(names, made, strict=True)}
         quiet = iter(quiet_ports(3 * len(names)))
         ports = {name: (next(quiet), next(quiet)) for name in names}
         by_port: dict[int, Wire] = {}
@@ -280,6 +216,8 @@ class CityRun:
             hosts = ",".join(f"127.0.0.1:{port}" for port in taps)
             arguments = [
                 *("--sensors", str(self.city.sensors), "--gateways", str(self.city.gateways)),
+                *("--key", str(keys[name])),
+                *(f"--peer={key}" for one, key in public.items() if one != name),
                 *("--bus", broker.url, "--ledger", f"nats://{hosts}?replicas={replicas}"),
                 "--mesh",
                 f"udp://127.0.0.1:{own}?peers={peers}&key_file={self.folder / 'mesh.key'}"
@@ -292,9 +230,7 @@ class CityRun:
             feeds.append(Feed(name, self.city, self.options.seed, self.leaks, mqtt_port, coap))
             stack.push_async_callback(feeds[-1].close)
         self._break_sensors(feeds)
-        first, *others = self.gateways.values()
-        await first.start()  # makes the key that all of them sign with
-        await asyncio.gather(*(gateway.start() for gateway in others))
+        await asyncio.gather(*(gateway.start() for gateway in self.gateways.values()))
         return feeds
 
     def _break_sensors(self, feeds: list[Feed]) -> None:
@@ -322,7 +258,11 @@ class CityRun:
             if None in desks:
                 continue
             open_count = sum(not one["cleared"] for desk in desks if desk for one in desk["known"])
-            known = {tuple(one["entry"]["incident_id"] for one in desk["known"]) for desk in desks if desk}
+            known = {  # by position: a desk knows its own incidents before those that came first
+                tuple(sorted((one["position"], one["entry"]["incident_id"]) for one in desk["known"]))
+                for desk in desks
+                if desk
+            }
             exposed = {json.dumps(desk["exposure"], sort_keys=True) for desk in desks if desk}
             if not open_count and len(known) == len(exposed) == 1:
                 self.outcome.drained = True
@@ -380,31 +320,8 @@ class CityRun:
 
     def _read_reports(self) -> None:
         for name in self.gateways:
-            lives: dict[float, dict[str, Any]] = {}
-            path = self.folder / f"{name}.reports"
-            for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-                with contextlib.suppress(ValueError):
-                    found = json.loads(line)
-                    lives[found["started_s"]] = found
-            self.outcome.dead_letters += list(lives.values())[-1]["dead_letters"] if lives else 0
-            self.outcome.cpu_s[name] = round(sum(one["cpu_s"] for one in lives.values()), 1)
-            self.outcome.coap_taken += sum(one["coap_taken"] for one in lives.values())
-            self.outcome.coap_refused += sum(one["coap_refused"] for one in lives.values())
-
-
-async def end_task(task: asyncio.Task[Any]) -> None:
-    """Ends what still runs; what it raised is raised."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """What the checker finds, in a process that imports nothing of this application."""
-    command = [sys.executable, "-m", "rigs.city_checker", str(folder), "--json"]
-    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-    try:
-        found: dict[str, Any] = json.loads(ended.stdout)
-    except ValueError:
-        raise Trouble(f"the checker failed: {ended.stderr[-2000:]}") from None
-    return found
+            lives = read_lives(self.folder / f"{name}.reports")
+            self.outcome.dead_letters += lives[-1]["dead_letters"] if lives else 0
+            self.outcome.cpu_s[name] = round(sum(one["cpu_s"] for one in lives), 1)
+            self.outcome.coap_taken += sum(one["coap_taken"] for one in lives)
+            self.outcome.coap_refused += sum(one["coap_refused"] for one in lives)

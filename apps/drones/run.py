@@ -14,8 +14,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,12 +31,21 @@ from apps.drones.physics import STEP_S
 from apps.drones.plan import BUSY_SHARE, Customers, Plan
 from apps.drones.telemetry import FedNode, fed_node, fly_telemetry, ring_folder
 from apps.drones.world import World
+from apps.processes import (
+    ROOT,
+    START_S_MAX,
+    STOP_S_MAX,
+    NodeProcess,
+    Trouble,
+    end_task,
+    environment,
+    printed,
+    read_lives,
+)
 from stigmergy import Client, Command, NoAnswer, StigmergyError, Verdict
 from stigmergy.testing.nats import NatsCluster, start_single
 from stigmergy.testing.proxy import LinkProxy
 
-ROOT = Path(__file__).resolve().parents[2]
-START_S_MAX, STOP_S_MAX = 120.0, 60.0
 BEHIND_S_MAX = 0.5
 """So far the world may be behind, in its own seconds, and still catch up: more is made up for by slowing down."""
 NODES_BEHIND_S_MAX = 1.0
@@ -58,10 +65,21 @@ RETRY_S = 0.5
 TRIES_SAID = 40
 """Tries of one command, each time so many, that are no mere hiccup: somebody is told."""
 Say = Callable[[str], None]
-
-
-class Trouble(Exception):
-    """A run cannot go on."""
+__all__ = [
+    "ROOT",
+    "SPEED_MAX",
+    "START_S_MAX",
+    "STOP_S_MAX",
+    "Options",
+    "Outcome",
+    "Swarm",
+    "Trouble",
+    "check",
+    "cpu_s_of",
+    "end_task",
+    "environment",
+    "read_reports",
+]
 
 
 class Options(Struct, frozen=True):
@@ -104,83 +122,6 @@ class Outcome(Struct):
     """Nodes that ended by themselves and were started again."""
     exit_codes: dict[str, int] = field(default_factory=dict)
     dead_letters: int = 0
-
-
-class NodeProcess:
-    """A node in a process of its own, that can be killed and started again."""
-
-    def __init__(self, name: str, folder: Path, arguments: list[str]) -> None:
-        self.name = name
-        self.url = ""
-        self._folder = folder
-        self._arguments = arguments
-        self._process: asyncio.subprocess.Process | None = None
-        self._log: TextIO | None = None
-        self._wanted = False
-
-    async def start(self) -> None:
-        """Returns when it is ready."""
-        self._wanted = True
-        self._log = (self._folder / f"{self.name}.log").open("a", encoding="utf-8")
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "apps.drones.node", "--name", self.name, "--folder", str(self._folder)),
-            *self._arguments,
-            cwd=self._folder,
-            env=environment(),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=self._log,
-        )
-        assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(START_S_MAX):
-                line = await self._process.stdout.readline()
-        except TimeoutError:
-            line = b""
-        if not line:
-            raise Trouble(f"{self.name} does not start: {self.said()}")
-        self.url = json.loads(line).get("url", "")
-
-    def said(self) -> str:
-        """The end of what it has said."""
-        return (self._folder / f"{self.name}.log").read_text(encoding="utf-8", errors="replace")[-2000:]
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it has ended by itself."""
-        return self._wanted and self._process is not None and self._process.returncode is not None
-
-    async def kill(self) -> None:
-        """As a crash."""
-        assert self._process is not None
-        self._wanted = False
-        self._process.kill()
-        await self._process.wait()
-
-    async def stop(self) -> int:
-        """In order; its exit code."""
-        if self._process is None:
-            return 0
-        self._wanted = False
-        if self._process.returncode is None:
-            self._process.terminate()
-            try:
-                async with asyncio.timeout(STOP_S_MAX):
-                    await self._process.wait()
-            except TimeoutError:
-                await self.kill()
-        if self._log is not None:
-            self._log.close()
-        return self._process.returncode or 0
-
-
-def environment(**more: str) -> dict[str, str]:
-    """For processes that are to find `apps`; each computes on one core, two would wait for each other."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **threads, **more}
 
 
 class Swarm:
@@ -425,7 +366,7 @@ class Swarm:
                 arguments += ["--serve", self.options.serve]
             if self._fed:
                 arguments += ["--rings", str(self._fed[0].ring.parent)]
-            self.nodes[name] = NodeProcess(name, self.folder, arguments)
+            self.nodes[name] = NodeProcess(name, self.folder, "apps.drones.node", arguments)
         await self.nodes[GROUND].start()  # makes the key that all of them sign with
         self.url = self.nodes[GROUND].url
         await asyncio.gather(*(node.start() for name, node in self.nodes.items() if name != GROUND))
@@ -492,13 +433,7 @@ class Swarm:
 
 def read_reports(folder: Path, name: str) -> list[dict[str, Any]]:
     """The last report of each life of a node."""
-    path = folder / f"{name}.reports"
-    lives: dict[float, dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
-            report = json.loads(line)
-            lives[report["started_s"]] = report
-    return list(lives.values())
+    return read_lives(folder / f"{name}.reports")
 
 
 def cpu_s_of(pid: int) -> float:
@@ -510,21 +445,6 @@ def cpu_s_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def end_task(task: asyncio.Task[Any]) -> None:
-    """Ends what still runs; what it raised is raised."""
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
 def check(folder: Path, logs: tuple[str, ...] = ()) -> dict[str, Any]:
     """What the checker finds, in a process that imports nothing of this application."""
-    command = [sys.executable, "-m", "rigs.swarm_checker", str(folder), "--json"]
-    for log in logs:
-        command += ["--log", log]
-    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-    try:
-        found: dict[str, Any] = json.loads(ended.stdout)
-    except ValueError:
-        raise Trouble(f"the checker failed: {ended.stderr[-2000:]}") from None
-    return found
+    return printed("rigs.swarm_checker", str(folder), *(part for log in logs for part in ("--log", log)))

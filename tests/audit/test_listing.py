@@ -1,8 +1,12 @@
 """A listing shows what commits say, of one shard and of several, whole or only its end."""
 
+import base64
+
 import pytest
 from msgspec import msgpack
 
+from stigmergy.agents.codec import encode
+from stigmergy.agents.effects import ProposeEntry
 from stigmergy.audit.listing import EntryFilter, LogEntry, list_commit, list_log, owing, readable_fields, readable_time
 from stigmergy.base.errors import ConfigError
 from stigmergy.journal.memory import MemoryJournal, MemoryJournalStore
@@ -20,6 +24,7 @@ from stigmergy.shard.commit import (
     seal,
 )
 from stigmergy.testing.journal_contract import make_group
+from tests.ledgers.incident_desk import Incident, incidents
 
 
 def a_commit(**changes: object) -> Commit:
@@ -139,6 +144,17 @@ def test_fields_that_do_not_decode() -> None:
     assert readable_fields(msgpack.encode({"type": "X@1", "data": b"hi"})) == {"data": "aGk="}
     assert readable_fields(msgpack.encode([1, 2])) == [1, 2]
     assert readable_fields(msgpack.encode({1: {2: 3}})) == {"1": {"2": 3}}
+
+
+def test_a_proposed_entry_is_shown_with_its_fields() -> None:
+    shown = readable_fields(encode(incidents.propose(Incident("I-1", "no2"))))
+    assert shown == {
+        "ledger": "incidents",
+        "id": "I-1",
+        "entry": {"type": "Incident@1", "incident": "I-1", "gas": "no2"},
+    }
+    broken = encode(ProposeEntry("incidents", "I-1", b"\xc1"))
+    assert readable_fields(broken) == {"undecodable": base64.b64encode(broken).decode()}
 
 
 def test_times() -> None:

@@ -1,6 +1,6 @@
 """Signatures that entries share are verified once, and only those."""
 
-from stigmergy.claims.reader import REMEMBERED_COUNT, CachingVerifier
+from stigmergy.claims.following import REMEMBERED_COUNT, CachingVerifier
 
 
 def test_the_same_signature_is_verified_once_as_long_as_it_is_remembered() -> None:

@@ -329,6 +329,17 @@ def test_status_shows_the_link_of_an_owner_that_is_cut_off() -> None:
     assert found["ok"]["link"] == {**up, "owed": 4, "tells": 2}
 
 
+def test_status_adds_up_what_shards_see_of_a_ledger() -> None:
+    near = {"ledger": "incidents", "why": "", "position": 9, "entries": 8, "waiting": 1, "behind": 0}
+    late = {"ledger": "incidents", "why": "no answer for 4 s", "position": 7, "entries": 6, "waiting": 2, "behind": 3}
+    other = {**near, "ledger": "plans"}
+    board = Board(lambda _: [ok(status(ledgers=[near]))], lambda _: [ok(status(ledgers=[late, other]))])
+    (found,) = board.ask(do="status")
+    assert found["ok"]["ledgers"] == [{**near, "why": "no answer for 4 s", "waiting": 3, "behind": 3}, other]
+    (found,) = both(lambda _: [ok(status())]).ask(do="status")
+    assert "ledgers" not in found["ok"]
+
+
 def test_status_before_anybody_has_answered() -> None:
     board = both(lambda _: [])
     for process in board.processes:

@@ -13,6 +13,7 @@ import pytest
 from stigmergy import Agent, Effects, Entered, Entry, Event, Events, Fleet, Ledger, Live, Proposed, decide, react
 from stigmergy.base.errors import ConfigError, DefinitionError, LedgerUnavailable, LedgerUnknown
 from stigmergy.claims.memory_ledger import MemoryLedger, forget_ledger, memory_ledger
+from stigmergy.control.metrics import NodeMetrics
 from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.ledgers import service
 from stigmergy.testing import given
@@ -165,6 +166,49 @@ async def test_without_the_ledger_a_proposal_waits_or_is_given_up(
     async with on_log(monkeypatch, tmp_path, MemoryLedger(store), city()) as live:
         await wait_until(lambda: outcomes(live))
         assert outcomes(live) == (("patient", 1, False, ""),), "it was owed in the log"
+
+
+class Silent(MemoryLedger):
+    """As over a link that was cut: nobody answers, and nobody says why, until `linked`."""
+
+    linked: asyncio.Event
+
+    async def append(self, entries: Sequence[bytes]) -> int:
+        await self.linked.wait()
+        return await super().append(entries)
+
+
+async def test_a_ledger_that_is_silent_is_named_and_what_waits_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = Silent(memory_ledger(str(tmp_path), "city.incidents"))
+    log.linked = asyncio.Event()
+    async with on_log(monkeypatch, tmp_path, log, city()) as live:
+        await live.send("Sensor/1", Report(incident="I-0"))
+        await live.send("Sensor/2", Report(incident="I-0"))
+        assert live.replication is not None
+        await wait_until(lambda: live.replication.standing().ledgers[0].why)
+        (status,) = live.replication.standing().ledgers
+        assert (status.ledger, status.waiting) == ("incidents", 2)
+        assert status.why.startswith("no answer for ")
+        assert figures(live) == {"waiting": 2, "told": 0, "behind": 0, "entered": 0, "duplicate": 0, "refused": 0}
+        log.linked.set()
+        await wait_until(lambda: outcomes(live) and outcomes(live, "Sensor/2") and seen(live))
+        assert figures(live) == {"waiting": 0, "told": 1, "behind": 0, "entered": 1, "duplicate": 1, "refused": 0}
+        lags = {one.metric: one for one in NodeMetrics(live).collect().histograms}["stigmergy_proposal_seconds"]
+        assert (lags.count, lags.labels) == (2, {"ledger": "incidents"})
+        assert lags.sum > service.SLOW_NS, "the first has waited until the link was there again"
+
+
+def figures(live: Live) -> dict[str, float]:
+    """What is measured of ledgers, by the ends of names and by outcomes."""
+    found = {}
+    for one in NodeMetrics(live).collect().samples:
+        if one.metric.startswith(("stigmergy_proposals_", "stigmergy_entries_")):
+            assert one.labels["ledger"] == "incidents"
+            last = one.metric.removesuffix("_total").rpartition("_")[2]
+            found[one.labels.get("outcome", last)] = one.value
+    return found
 
 
 async def test_a_node_that_is_not_listed_may_not_write(tmp_path: Path, place: str) -> None:

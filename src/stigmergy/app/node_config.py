@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from stigmergy.app.config import Config
+from stigmergy.app.ledgers import SCHEMES as ON_NATS
 from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.errors import ConfigError
 from stigmergy.bus.port import Bus
@@ -160,21 +162,30 @@ def open_mesh(node_config: NodeConfig, clock: Clock) -> Mesh | None:
     return mesh
 
 
-def open_ledger(node_config: NodeConfig, fleet: str) -> LedgerPort | None:
-    """The ledger that a URL names; None without one."""
-    if node_config.ledger is None or gateways_of(node_config.ledger):
+def open_ledger(node_config: NodeConfig, fleet: str, *, look: bool = True) -> LedgerPort | None:
+    """The ledger that a URL names; None without one. Without `look` servers are asked later: to wait for them here
+    would block the event loop."""
+    url = node_config.ledger
+    if url is None or gateways_of(url):
         return None
-    ledger: LedgerPort = _adapter("ledger", LEDGERS, node_config.ledger, "sqlite:ledger.db")(node_config.ledger, fleet)
+    ledger: LedgerPort = _ledger_opener(url, look=look)(url, fleet)
     return ledger
 
 
-def open_ledgers(node_config: NodeConfig, fleet: str, names: Sequence[str]) -> dict[str, LedgerPort]:
+def _ledger_opener(url: str, *, look: bool) -> Any:
+    opener = _adapter("ledger", LEDGERS, url, "sqlite:ledger.db")
+    return opener if look or not url.startswith(ON_NATS) else partial(opener, look=False)
+
+
+def open_ledgers(
+    node_config: NodeConfig, fleet: str, names: Sequence[str], *, look: bool = True
+) -> dict[str, LedgerPort]:
     """The logs of the ledgers that a fleet lists: each is one of its own, beside that of claims. None without a ledger,
     and where gateways are asked for it."""
     url = node_config.ledger
     if url is None or gateways_of(url):
         return {}
-    opener = _adapter("ledger", LEDGERS, url, "sqlite:ledger.db")
+    opener = _ledger_opener(url, look=look)
     return {name: opener(place_of_ledger(url, name), ledger_name(fleet, name)) for name in names}
 
 

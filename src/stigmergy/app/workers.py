@@ -24,6 +24,7 @@ from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.config import Config
 from stigmergy.app.fleet import installed_version, make_link, verifier
 from stigmergy.app.keyring import SharedKey, read_key
+from stigmergy.app.ledgers import SCHEMES as ON_NATS
 from stigmergy.app.models import NodeModels, asker_of
 from stigmergy.app.node_config import NodeConfig, check_store, open_exporter, open_ledger, open_ledgers
 from stigmergy.app.profiled_process import profiled_process
@@ -113,6 +114,7 @@ class NatsWorker:
         self._fleet.check_safe_actions()
         self._fleet.prepare(lambda sentence: self._tell("prepares", {"what": sentence}))
         signer = SharedKey(self._key)
+        await self._check_ledgers()
         link = await self._connect(self.address, f"worker of {self._fleet.name}")
         try:
             return await self._make(link, signer)
@@ -179,6 +181,20 @@ class NatsWorker:
             keys, context, about, self._tell, upgrade=self._upgrade, reopen=lambda: store.key_value(bucket)
         )
         return self._worker
+
+    async def _check_ledgers(self) -> None:
+        """Refuses ledgers that are wrong, on a thread: shards come and go while the ledger is away, and to look at it
+        then would cost the worker its lease."""
+        where, fleet = self._node_config, self._fleet
+        if not (where.ledger or "").startswith(ON_NATS):
+            return
+        ordered = any(plan.ordered for plan in fleet.plans.values())
+        threads = SystemThreads()
+        claims = await threads.run(lambda: open_ledger(where, fleet.name)) if ordered else None
+        own = await threads.run(lambda: open_ledgers(where, fleet.name, list(fleet.ledgers)))
+        for ledger in (claims, *own.values()):
+            if ledger is not None:
+                await ledger.close()
 
     async def _wait_keys(self, store: NatsStore, bucket: str) -> KeyValue:
         """The fleet's bucket, once a majority of the servers is there: after a power cut a worker may be up first."""
@@ -350,7 +366,7 @@ class NatsClusterBackend:
     def _replication(self, host: Host, where: NodeConfig, link: BusLink | None) -> Replication:
         """Those it shares fields with, over the bus; and the ledger, if agents claim something."""
         ordered = any(plan.ordered for plan in self._fleet.plans.values())
-        ledger = open_ledger(where, self._fleet.name) if ordered else None
+        ledger = open_ledger(where, self._fleet.name, look=False) if ordered else None
         trusted = [read_key(text).key for text in where.peers]
         return Replication(
             host,
@@ -359,7 +375,7 @@ class NatsClusterBackend:
             link=link,
             ledger=ledger,
             trusted=trusted,
-            ledgers=open_ledgers(where, self._fleet.name, list(self._fleet.ledgers)),
+            ledgers=open_ledgers(where, self._fleet.name, list(self._fleet.ledgers), look=False),
             gateways=gateways_of(where.ledger or ""),
             questions=None if link is None else Questions(link.make_mesh(LEDGER_MESH), self._entropy),
         )

@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from stigmergy.agents.codec import UNDECODABLE, tag_of
 from stigmergy.agents.display import fields_in_words
-from stigmergy.agents.effects import PUBLISH, REMOTE_SINKS, TIMERS
+from stigmergy.agents.effects import PUBLISH, REMOTE_SINKS, TIMERS, ProposeEntry
+from stigmergy.agents.messages import spec_of
 from stigmergy.audit.directories import Directories, LiveReading
 from stigmergy.base.errors import ConfigError, JournalCorrupt
 from stigmergy.journal.port import Journal
@@ -35,6 +36,7 @@ ENTRIES_MAX = 100_000
 """A listing is at most so long; ask for a range of positions to see more."""
 _TAIL_GROWTH = 4
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PROPOSAL = spec_of(ProposeEntry).tag
 
 
 class Owing(Struct, frozen=True):
@@ -115,12 +117,17 @@ def readable_time(time_ns: int) -> str:
 
 
 def readable_fields(body: bytes) -> Any:
-    """The fields of a message without its tag; bytes as base64, whatever does not decode as such."""
-    shared = fields_in_words(tag_of(body), body)
+    """The fields of a message without its tag; bytes as base64, whatever does not decode as such. A proposed entry is
+    shown with its own fields and its tag."""
+    tag = tag_of(body)
+    shared = fields_in_words(tag, body)
     if shared is not None:
         return shared
     try:
-        value = msgspec.to_builtins(msgspec.msgpack.decode(body), str_keys=True)
+        decoded = msgspec.msgpack.decode(body)
+        if tag == _PROPOSAL:
+            decoded["entry"] = msgspec.msgpack.decode(decoded["entry"])
+        value = msgspec.to_builtins(decoded, str_keys=True)
     except (msgspec.DecodeError, TypeError, ValueError, RecursionError):
         return {"undecodable": base64.b64encode(body).decode()}
     if isinstance(value, dict):

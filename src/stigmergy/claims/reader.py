@@ -11,23 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from stigmergy.base.errors import (
-    LedgerCorrupt,
-    LedgerCut,
-    LedgerError,
-    LedgerFailed,
-    LedgerUnavailable,
-    LedgerUnknown,
-    Malformed,
-)
+from stigmergy.base.errors import LedgerError, LedgerFailed
 from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
 from stigmergy.claims.entries import Checkpointed, ClaimantName, Verify, claimant_of
-from stigmergy.claims.port import LedgerCheckpoint, LedgerPort
+from stigmergy.claims.following import FOLD_COUNT_MAX, LogFollower
+from stigmergy.claims.port import LedgerCheckpoint, LedgerEntry, LedgerPort
 from stigmergy.claims.rules import (
     Fate,
     FoldStep,
@@ -39,40 +32,8 @@ from stigmergy.claims.rules import (
     write_checkpoint,
 )
 from stigmergy.claims.state import Claims
-from stigmergy.claims.writer import Pauses
 from stigmergy.diagnostics.logger import Log
 
-# Remembers the last verified signatures: entries that were written together share one.
-
-REMEMBERED_COUNT = 64
-
-
-class CachingVerifier:
-    """A Verify with a cache of recent results."""
-
-    def __init__(self, verify: Verify) -> None:
-        self._verify = verify
-        self._known: OrderedDict[tuple[int, bytes, bytes, bytes], bool] = OrderedDict()
-        self.looks = self.misses = 0
-
-    def __call__(self, algorithm: int, key: bytes, statement: bytes, signature: bytes) -> bool:
-        asked = (algorithm, key, statement, signature)
-        known = self._known.get(asked)
-        self.looks += 1
-        if known is None:
-            self.misses += 1
-            known = self._verify(*asked)
-            self._known[asked] = known
-            if len(self._known) > REMEMBERED_COUNT:
-                self._known.popitem(last=False)
-        return known
-
-
-READ_COUNT = 256
-FOLD_COUNT_MAX = 64
-"""Entries folded before other tasks have a turn: to verify one signature takes about 55 us."""
-LOOK_S = 0.5
-"""A watch may be lost: the longest time without a read."""
 MILESTONES_KEPT = 8
 NAMES_COUNT_MAX = 10_000
 """Claimants whose names are remembered, for people; the fold does not need them. Beyond it the first are dropped."""
@@ -92,8 +53,8 @@ class LedgerFollowerCounters(Struct):
     checkpoints_stored: int = 0
 
 
-class LedgerFollower:
-    """The log as this node knows it. `run` is a task."""
+class LedgerFollower(LogFollower[Claims]):
+    """The log of claims as this node knows it. `run` is a task."""
 
     def __init__(
         self,
@@ -107,22 +68,16 @@ class LedgerFollower:
         rank: Callable[[], int],
     ) -> None:
         """`rank` is how many nodes come before this one when a checkpoint is to be stored."""
-        self._ledger = ledger
+        super().__init__(ledger, verify, trusted)
         self._signer = signer
-        self.verifier = CachingVerifier(verify)
         self._heard = heard
         self._jumped = jumped
         self._noted = noted
-        self._trusted = trusted
-        """Keys whose checkpoints are trusted; all, if empty."""
         self.claims = Claims()
-        self.caught_up = asyncio.Event()
         self.trouble = ""
         """Why the ledger is no longer trusted."""
         self.failed = ""
         """Why the connection is unusable, and what to do. Reads soon report a failed write."""
-        self.last_error: LedgerError | None = None
-        self._bell = asyncio.Event()
         self.names: OrderedDict[bytes, ClaimantName] = OrderedDict()
         """Who claimants are, from their entries. Without those that were cut off before we started."""
         self._milestones: OrderedDict[int, bytes] = OrderedDict()
@@ -132,79 +87,37 @@ class LedgerFollower:
         self._rank = rank
         self.counters = LedgerFollowerCounters()
 
-    async def run(self) -> None:
-        """Reads until cancelled. Ends with an error that does not go away by itself."""
-        self._ledger.watch(lambda _end: self._bell.set())
-        await self._retried(self._begin)
-        while True:
-            self._bell.clear()
-            read = await self._retried(self._read_on)
-            if read < READ_COUNT:
-                self.caught_up.set()
-            if not read:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await self._bell.wait()
-
     async def close(self) -> None:
         """Ends the work beside the task."""
         await end_tasks(self._storing)
 
-    async def _retried(self, call: Callable[[], Awaitable[int]]) -> int:
-        pauses = Pauses()
-        while True:
-            try:
-                result = await call()
-            except (LedgerUnavailable, LedgerUnknown) as error:
-                self.last_error = error
-                self.counters.reads_failed += 1
-                if isinstance(error, LedgerFailed) and not self.failed:
-                    self.failed = str(error)
-                    log.say("claims-refused", self.failed, is_trouble=True)
-                await pauses.wait()
-            else:
-                self.last_error = None
-                return result
+    def _failed(self, error: LedgerError) -> None:
+        self.counters.reads_failed += 1
+        if isinstance(error, LedgerFailed) and not self.failed:
+            self.failed = str(error)
+            log.say("claims-refused", self.failed, is_trouble=True)
 
-    async def _begin(self) -> int:
-        """Starts from the newest checkpoint, if there is one ahead of the known state."""
-        found = await self._ledger.checkpoint()
-        if found is None or found.position <= self.claims.position:
-            return 0
-        try:
-            claims, key = read_checkpoint(self._ledger.name, found.body, self.verifier)
-        except Malformed as error:
-            raise LedgerCorrupt(f"ledger {self._ledger.name!r}: {error}") from None
-        if claims.position != found.position or (self._trusted and key not in self._trusted):
-            raise LedgerCorrupt(
-                f"ledger {self._ledger.name!r}: its checkpoint is of another position, or signed by a key that this "
-                "node does not trust; have a trusted node store one, or restore the ledger"
-            )
-        self.claims = claims
+    @property
+    def _position(self) -> int:
+        return self.claims.position
+
+    def _read_checkpoint(self, body: bytes) -> tuple[Claims, int, bytes]:
+        claims, key = read_checkpoint(self._log.name, body, self.verifier)
+        return claims, claims.position, key
+
+    def _jump(self, state: Claims) -> None:
+        self.claims = state
         self.counters.checkpoints_taken += 1
         self._jumped()
-        return 1
 
-    async def _read_on(self) -> int:
-        """Reads and folds one batch; returns its number of entries."""
-        try:
-            # Before it writes, a node must know everything; afterwards `watch` tells it when there is more.
-            is_fresh = not self.caught_up.is_set()
-            entries = await self._ledger.read(self.claims.position, READ_COUNT, fresh=is_fresh)
-        except LedgerCut:
-            if not await self._begin():
-                raise LedgerCorrupt(
-                    f"ledger {self._ledger.name!r}: entries after {self.claims.position} are gone and no checkpoint "
-                    "covers them; restore it from a copy"
-                ) from None
-            return READ_COUNT
+    async def _fold(self, entries: Sequence[LedgerEntry]) -> None:
         self.counters.entries_read += len(entries)
         for start in range(0, len(entries), FOLD_COUNT_MAX):
             if start:
                 await asyncio.sleep(0)
             steps: list[FoldStep] = []
             for entry in entries[start : start + FOLD_COUNT_MAX]:
-                step = fold(self.claims, entry.position, entry.body, self._ledger.name, self.verifier)
+                step = fold(self.claims, entry.position, entry.body, self._log.name, self.verifier)
                 self.claims = step.claims
                 steps.append(step)
                 if step.fate in (Fate.GRANTED, Fate.QUEUED, Fate.RENEWED) and step.claimant not in self.names:
@@ -214,7 +127,6 @@ class LedgerFollower:
                 if is_milestone(step.claims):
                     self._reached()
             self._heard(steps)
-        return len(entries)
 
     def _remember(self, body: bytes) -> None:
         claimant, named = claimant_of(body)
@@ -242,7 +154,7 @@ class LedgerFollower:
         ours = self._milestones.get(noted.position)
         if ours is not None and ours != noted.digest:
             self.trouble = (
-                f"ledger {self._ledger.name!r}: another node has another state at {noted.position}; two versions "
+                f"ledger {self._log.name!r}: another node has another state at {noted.position}; two versions "
                 "of the rules must not share a ledger: run the same version on all nodes, and start this one again"
             )
 
@@ -253,10 +165,10 @@ class LedgerFollower:
         if position in self._vouched or self.trouble:
             return
         signer = self._signer
-        body = write_checkpoint(self._ledger.name, state, signer.algorithm, signer.public_key, signer.sign)
+        body = write_checkpoint(self._log.name, state, signer.algorithm, signer.public_key, signer.sign)
         with contextlib.suppress(LedgerError):
-            await self._ledger.put_checkpoint(LedgerCheckpoint(position, body))
+            await self._log.put_checkpoint(LedgerCheckpoint(position, body))
             self.counters.checkpoints_stored += 1
             self._noted(Checkpointed(position, digest(state)))
             if before:
-                await self._ledger.cut(before)
+                await self._log.cut(before)

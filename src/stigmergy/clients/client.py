@@ -264,8 +264,7 @@ class Client(abc.ABC):
     async def ledger_entries(
         self, ledger: str, *, after: int = 0, limit: int = 100, latest: bool = False, fresh: bool = False
     ) -> ShownLedger:
-        """Entries of a ledger of the fleet's own behind a position, or the latest. A bus and gRPC cannot be asked for
-        this."""
+        """Entries of a ledger of the fleet's own behind a position, or the latest. A bus cannot be asked for this."""
         request = LedgerRequest(ledger=ledger, after=after, limit=limit, latest=latest, fresh=fresh)
         return await self._ask(request, None, f"ledger {ledger}", "ask again")
 

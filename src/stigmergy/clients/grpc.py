@@ -16,6 +16,7 @@ from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, Overloaded,
 from stigmergy.clients.remote import ToldEvent, WantedEvents, error_of
 from stigmergy.control import protocol, replies
 from stigmergy.control.protocol import trace_headers
+from stigmergy.ledgers.records import ShownEntry, ShownLedger
 from stigmergy.proto.grpc_library import grpc
 from stigmergy.proto.service import SERVICE, plain_service
 from stigmergy.proto.shapes import Timestamp
@@ -98,6 +99,15 @@ class GrpcTransport:
                 rows = [msgspec.json.decode(row.json) for row in reply.rows]
                 missing = [replies.MissingPart(why=why) for why in reply.missing]
                 found = replies.ViewReply(request.view, rows, reply.next or None, {}, missing)
+            case protocol.LedgerRequest():
+                given = {name: getattr(request, name) for name in ("ledger", "after", "limit", "latest", "fresh")}
+                asked = self._classes["ReadLedgerRequest"](**given, as_json=True)
+                reply = await self._call("ReadLedger", asked, "ReadLedgerReply")
+                entries = [
+                    ShownEntry(one.position, one.id, one.type, msgspec.json.decode(one.json), one.proposer, one.writer)
+                    for one in reply.entries
+                ]
+                found = ShownLedger(request.ledger, entries, reply.position)
             case _:
                 raise ConfigError(f"the gRPC service has no {type(request).__name__}")
         return found  # type: ignore[no-any-return]

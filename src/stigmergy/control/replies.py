@@ -15,6 +15,7 @@ from stigmergy.audit.verification import Problem
 from stigmergy.claims.service import ClaimsStatus
 from stigmergy.control.agent_fields import ClaimFieldReply, SharedFieldReply
 from stigmergy.crdt.anti_entropy.context import SharedStatus
+from stigmergy.ledgers.records import EntriesStatus
 from stigmergy.metrics.samples import Samples
 from stigmergy.uplink.messages import UplinkStatus
 
@@ -229,7 +230,6 @@ class SpanReply(Struct, frozen=True):
 
 class PositionsReply(Struct, frozen=True, omit_defaults=True):
     """Where agents are, as arrays of equal length in little endian, and what to ask with for the next answer.
-
     An agent has a number (u32). Its place is f64: longitude and latitude, or x and y. Headings are u8, 256ths of a turn
     clockwise from north; colours u8, places in `palette`, which has all. Names of the numbers from `first` on and
     colours are told once; with `is_new` all told before is void. `time_ns` is of the newest commit, `gone` are nowhere,
@@ -457,6 +457,7 @@ class StatusReply(Struct, frozen=True, kw_only=True):
     link: LinkReply
     shared: SharedStatus | UnsetType = UNSET
     claims: ClaimsStatus | UnsetType = UNSET
+    ledgers: list[EntriesStatus] | UnsetType = UNSET
     processes: list[ProcessReply] | UnsetType = UNSET
     copies: list[CopyReply] | UnsetType = UNSET
     metrics: Samples | UnsetType = UNSET
@@ -541,8 +542,7 @@ class FlightPiece(Struct, frozen=True):
 
 
 class CommitPiece(Struct, frozen=True):
-    """A commit of the log, or some of its events: a msgpack CapturedCommit, as docs/control.md says. The first piece
-    has no commit, and says what the log has."""
+    """Some events of a commit, a msgpack CapturedCommit (docs/control.md). The first piece says what the log has."""
 
     data: bytes = b""
     more: bool = False

@@ -51,6 +51,7 @@ from stigmergy.control.replies import (
     StatusReply,
     VerifyReply,
 )
+from stigmergy.ledgers.records import EntriesStatus
 from stigmergy.metrics.profile import Profile
 from stigmergy.metrics.samples import BUSIEST_COUNT, added_samples
 from stigmergy.node.column_roster import DescribedRoster, Place, check_enrolled_names, joined_rosters
@@ -113,6 +114,7 @@ def added_status(
         link=_link(known),
         shared=UNSET,
         claims=UNSET,
+        ledgers=_ledgers(known) or UNSET,
         processes=[_owner(shard, statuses.get(shard)) for shard in range(shards)],
         copies=[copy for one in known for copy in one.copies or ()] or UNSET,
         metrics=added_samples([one.metrics for one in known if one.metrics is not UNSET], BUSIEST_COUNT),
@@ -127,6 +129,18 @@ def _link(known: Sequence[StatusReply]) -> LinkReply:
         return LinkReply()
     worst = next((link for link in links if link.state != UP), links[0])
     return structs.replace(worst, owed=sum(link.owed for link in links), tells=sum(link.tells for link in links))
+
+
+def _ledgers(known: Sequence[StatusReply]) -> list[EntriesStatus]:
+    """Each ledger as the shard sees it that has read furthest, with what is not well with it anywhere."""
+    found: dict[str, EntriesStatus] = {}
+    for one in (one for status in known for one in status.ledgers or ()):
+        other = found.get(one.ledger, one)
+        ahead = max(one, other, key=lambda each: each.position)
+        waiting = one.waiting + (0 if other is one else other.waiting)
+        behind = max(one.behind, other.behind)
+        found[one.ledger] = structs.replace(ahead, why=other.why or one.why, waiting=waiting, behind=behind)
+    return list(found.values())
 
 
 def _owner(shard: int, status: StatusReply | None) -> ProcessReply:

@@ -525,6 +525,7 @@ class ControlService:
             link=described_link(standing.link),
             shared=UNSET if company.shared is None else company.shared,
             claims=UNSET if company.claims is None else company.claims,
+            ledgers=list(company.ledgers) or UNSET,
             copies=[described_copy(one) for one in standing.copies] or UNSET,
             metrics=self.metrics.collect(),
             metrics_url=self._node.metrics_url(),

@@ -7,39 +7,24 @@ entry that it reads for the second time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
-from stigmergy.base.errors import (
-    LedgerCorrupt,
-    LedgerCut,
-    LedgerError,
-    LedgerFailed,
-    LedgerUnavailable,
-    LedgerUnknown,
-    Malformed,
-)
+from stigmergy.base.errors import LedgerCorrupt, LedgerError, LedgerFailed
 from stigmergy.claims.entries import Verify
-from stigmergy.claims.port import READ_COUNT_MAX, LedgerPort
-from stigmergy.claims.reader import CachingVerifier
-from stigmergy.claims.writer import Pauses
+from stigmergy.claims.following import FOLD_COUNT_MAX, LogFollower
+from stigmergy.claims.port import READ_COUNT_MAX, LedgerEntry, LedgerPort
 from stigmergy.ledgers.fold import EntryFate, EntryFold, LedgerItem
 from stigmergy.ledgers.records import EntryBody, read_record
 
-FOLD_COUNT_MAX = 64
-"""Records folded before other tasks have a turn."""
-LOOK_S = 0.5
-"""A watch may be lost: the longest time without a read."""
 TAIL_COUNT_MAX = 1_024
 """The newest entries are at hand, for subscribers and readers that are up to date."""
 
-T = TypeVar("T")
 
-
-class EntryFollower:
+class EntryFollower(LogFollower[EntryFold]):
     """The ledger as this node knows it. `run` is a task."""
+
+    end_count = 1  # a gateway may answer with fewer than were asked for
 
     def __init__(
         self,
@@ -50,91 +35,49 @@ class EntryFollower:
         heard: Callable[[], None],
     ) -> None:
         """Of `trusted` keys entries and checkpoints are believed; of all, if there are none."""
-        self._log = log
+        super().__init__(log, verify, trusted)
         self._ids_count = ids_count
-        self._verify = CachingVerifier(verify)
-        self._trusted = trusted
         self._heard = heard
         self.fold = EntryFold(log.name, ids_count)
-        self.caught_up = asyncio.Event()
-        self.last_error: LedgerError | None = None
-        self._bell = asyncio.Event()
         self._moved = asyncio.Event()
         self._tail: list[LedgerItem] = []
         self._tail_from = 0
         """All entries behind this position are in the tail."""
 
-    async def run(self) -> None:
-        """Reads until cancelled. Ends with an error that does not go away by itself."""
-        self._log.watch(lambda _end: self._bell.set())
-        await self._retried(self._begin)
-        while True:
-            self._bell.clear()
-            if not await self._retried(self._read_on):
-                self.caught_up.set()
-                self._heard()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await self._bell.wait()
+    def _failed(self, error: LedgerError) -> None:
+        if isinstance(error, LedgerFailed):
+            raise error
 
-    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        pauses = Pauses()
-        while True:
-            try:
-                result = await call()
-            except (LedgerUnavailable, LedgerUnknown) as error:
-                self.last_error = error
-                if isinstance(error, LedgerFailed):
-                    raise
-                await pauses.wait()
-            else:
-                self.last_error = None
-                return result
+    def _idle(self) -> None:
+        self._heard()
 
-    async def _begin(self) -> bool:
-        """Goes on from the newest checkpoint, if it is ahead of what is known."""
-        found = await self._log.checkpoint()
-        if found is None or found.position <= self.fold.position:
-            return False
+    @property
+    def _position(self) -> int:
+        return self.fold.position
+
+    def _read_checkpoint(self, body: bytes) -> tuple[EntryFold, int, bytes]:
         fold = EntryFold(self._log.name, self._ids_count)
-        try:
-            key = fold.restore(found.body, self._verify)
-        except Malformed as error:
-            raise LedgerCorrupt(f"ledger {self._log.name!r}: {error}") from None
-        if fold.position != found.position or (self._trusted and key not in self._trusted):
-            raise LedgerCorrupt(
-                f"ledger {self._log.name!r}: its checkpoint is of another position, or signed by a key that this node "
-                "does not trust; have a trusted node store one, or restore the ledger"
-            )
-        self.fold, self._tail, self._tail_from = fold, [], fold.position
-        return True
+        key = fold.restore(body, self.verifier)
+        return fold, fold.position, key
 
-    async def _read_on(self) -> int:
-        """Reads and folds one batch; returns its number of records."""
-        try:
-            records = await self._log.read(self.fold.position, fresh=not self.caught_up.is_set())
-        except LedgerCut:
-            if not await self._begin():
-                raise LedgerCorrupt(
-                    f"ledger {self._log.name!r}: entries after {self.fold.position} are gone and no checkpoint covers "
-                    "them; restore it from a copy"
-                ) from None
-            return READ_COUNT_MAX
-        for number, record in enumerate(records):
+    def _jump(self, state: EntryFold) -> None:
+        self.fold, self._tail, self._tail_from = state, [], state.position
+
+    async def _fold(self, entries: Sequence[LedgerEntry]) -> None:
+        for number, record in enumerate(entries):
             if number and number % FOLD_COUNT_MAX == 0:
                 await asyncio.sleep(0)
-            fate, item = self.fold.take(record.position, record.body, self._verify)
+            fate, item = self.fold.take(record.position, record.body, self.verifier)
             if item is not None and fate is EntryFate.ENTERED:
                 self._check(item)
                 self._tail.append(item)
         if len(self._tail) >= 2 * TAIL_COUNT_MAX:
             self._tail_from = self._tail[-TAIL_COUNT_MAX - 1].position
             self._tail = self._tail[-TAIL_COUNT_MAX:]
-        if records:
+        if entries:
             self._moved.set()
             self._moved = asyncio.Event()
             self._heard()
-        return len(records)
 
     def _check(self, item: LedgerItem) -> None:
         if self._trusted and item.key not in self._trusted:
@@ -181,7 +124,7 @@ class EntryFollower:
         return found, after
 
     def _again(self, position: int, data: bytes) -> LedgerItem:
-        read = read_record(self._log.name, data, self._verify)
+        read = read_record(self._log.name, data, self.verifier)
         if isinstance(read, str) or not isinstance(read[1], EntryBody):
             raise LedgerCorrupt(
                 f"ledger {self._log.name!r}: the entry at {position} is not what it was; restore it from a copy"

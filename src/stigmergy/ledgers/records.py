@@ -111,6 +111,20 @@ def read_body(data: bytes) -> Body | None:
 # Entries as people and programs outside the fleet see them.
 
 
+class EntriesStatus(Struct, frozen=True):
+    """A node's view of a ledger of users' own."""
+
+    ledger: str
+    why: str
+    """Why it is out of reach, or no longer trusted; empty: it is well."""
+    position: int
+    entries: int
+    waiting: int
+    """Proposals without an outcome."""
+    behind: int
+    """How many positions the last subscriber here is behind."""
+
+
 class ShownEntry(Struct, frozen=True):
     """An entry."""
 

@@ -33,19 +33,24 @@ from stigmergy.base.errors import (
 )
 from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
+from stigmergy.claims.following import LOOK_S
 from stigmergy.claims.port import LedgerCheckpoint, LedgerEntry, LedgerPort, SignedLedger
 from stigmergy.claims.writer import Pauses
 from stigmergy.diagnostics.codes import Trouble, coded
 from stigmergy.ledgers.fold import LedgerItem, proposal_digest
-from stigmergy.ledgers.follower import LOOK_S, EntryFollower
+from stigmergy.ledgers.follower import EntryFollower
 from stigmergy.ledgers.records import (
     PROPOSER_CHARS_MAX,
     Body,
+    EntriesStatus,
     EntriesStored,
     EntryBody,
     EntryWriters,
     write_records,
 )
+from stigmergy.metrics.catalogue import PROPOSALS
+from stigmergy.metrics.histogram import Histogram
+from stigmergy.metrics.samples import SampleSheet
 from stigmergy.node.host import Host
 from stigmergy.node.intake import AwaitedTicket, Stream
 from stigmergy.shard.inputs import EffectSettled, SequencesSkipped
@@ -57,6 +62,8 @@ BATCH_COUNT_MAX = 64
 CHECKPOINT_COUNT = 4_096
 """So many positions behind a checkpoint the next one is stored."""
 CHECKPOINT_STAGGER_S = 2.0
+SLOW_NS = SECOND_NS
+"""A proposal that waits longer is worth a word: a link that was cut is noticed only seconds later."""
 SOURCE = "ledger/"
 """The source of entries for a subscriber is this, the ledger's name and the subscriber's address."""
 CUT = "cut off: the ledger keeps only the last entries"
@@ -64,22 +71,8 @@ Told = Callable[[int, bool, str], None]
 """Told what has become of a proposal: the position of its id, whether another was first, and why it was given up."""
 
 
-class EntriesStatus(Struct, frozen=True):
-    """A node's view of a ledger of users' own."""
-
-    ledger: str
-    why: str
-    """Why it is out of reach, or no longer trusted; empty: it is well."""
-    position: int
-    entries: int
-    waiting: int
-    """Proposals without an outcome."""
-    behind: int
-    """How many positions the last subscriber here is behind."""
-
-
 class EntriesCounters(Struct):
-    """What this node has done with all its ledgers."""
+    """What this node has done with a ledger."""
 
     proposals_entered: int = 0
     proposals_duplicate: int = 0
@@ -97,6 +90,7 @@ class _Waiting(Struct):
 
     body: EntryBody
     told: list[Told]
+    since_ns: int
     until_ns: int | None
 
 
@@ -119,13 +113,13 @@ class EntryService:
         host: Host,
         signer: Signer | None,
         trusted: Sequence[bytes],
-        counters: EntriesCounters,
     ) -> None:
         self.ledger = ledger
         self._log = log
         self._host = host
         self._signer = signer
-        self._counters = counters
+        self.counters = EntriesCounters()
+        self._lags = Histogram()
         own = () if signer is None else (signer.public_key,)
         self._trusted = frozenset({*own, *trusted}) if trusted else frozenset()
         self.follower = EntryFollower(log, ledger.ids, host.verifier.verify, self._trusted, self._heard)
@@ -189,8 +183,24 @@ class EntryService:
         """This node's view of it."""
         error, fold = self.follower.last_error or self._last_error, self.follower.fold
         behind = max((fold.position - one.cursor for one in self._subscribers.values()), default=0)
-        why = self._closed or ("" if error is None else str(error))
+        why = self._closed or ("" if error is None else str(error)) or self._slow()
         return EntriesStatus(self.ledger.name, why, fold.position, fold.count, len(self._waiting), max(0, behind))
+
+    def _slow(self) -> str:
+        """Says that the ledger does not answer, while nobody knows yet why."""
+        oldest = next(iter(self._waiting.values()), None)
+        waited_ns = 0 if oldest is None else self._host.clock.monotonic_ns() - oldest.since_ns
+        return f"no answer for {waited_ns / SECOND_NS:.0f} s" if waited_ns > SLOW_NS else ""
+
+    def measure(self, sheet: SampleSheet) -> None:
+        """What this node measures of it."""
+        ledger, standing = self.ledger.name, self.standing()
+        for counter, outcome in PROPOSALS.items():
+            sheet.put("stigmergy_proposals_total", getattr(self.counters, counter), ledger=ledger, outcome=outcome)
+        sheet.put("stigmergy_proposals_waiting", standing.waiting, ledger=ledger)
+        sheet.observe("stigmergy_proposal_seconds", self._lags, ledger=ledger)
+        sheet.put("stigmergy_entries_told_total", self.counters.entries_given, ledger=ledger)
+        sheet.put("stigmergy_entries_behind", standing.behind, ledger=ledger)
 
     def troubles(self) -> list[Trouble]:
         """Problems that do not go away by themselves."""
@@ -204,8 +214,9 @@ class EntryService:
         if waiting is not None:
             waiting.told.append(told)
             return
-        until_ns = None if within_s is None else self._host.clock.monotonic_ns() + int(within_s * SECOND_NS)
-        self._waiting[body.proposal] = _Waiting(body, [told], until_ns)
+        now_ns = self._host.clock.monotonic_ns()
+        until_ns = None if within_s is None else now_ns + int(within_s * SECOND_NS)
+        self._waiting[body.proposal] = _Waiting(body, [told], now_ns, until_ns)
         self._write_bell.set()
 
     async def _write(self) -> None:
@@ -226,7 +237,7 @@ class EntryService:
                 self._close(str(error))
             except (LedgerUnavailable, LedgerUnknown) as error:
                 self._last_error = error
-                self._counters.entry_appends_unknown += isinstance(error, LedgerUnknown)
+                self.counters.entry_appends_unknown += isinstance(error, LedgerUnknown)
                 await pauses.wait()
             except LedgerError as error:
                 self._close(str(error))
@@ -251,7 +262,7 @@ class EntryService:
         return [*notes, *reversed(first.values())]
 
     async def _append(self, bodies: list[Body]) -> None:
-        self._counters.entry_appends += 1
+        self.counters.entry_appends += 1
         first = await self._log.append(self._encoded(bodies))
         self._unread = first + len(bodies) - 1
         self.follower.look()
@@ -294,9 +305,11 @@ class EntryService:
 
     def _settle(self, proposal: str, waiting: _Waiting, position: int, is_other: bool, reason: str) -> None:
         del self._waiting[proposal]
-        self._counters.proposals_refused += not position
-        self._counters.proposals_duplicate += is_other
-        self._counters.proposals_entered += bool(position) and not is_other
+        self.counters.proposals_refused += not position
+        self.counters.proposals_duplicate += is_other
+        self.counters.proposals_entered += bool(position) and not is_other
+        if position:
+            self._lags.observe(self._host.clock.monotonic_ns() - waiting.since_ns)
         for told in waiting.told:
             told(position, is_other, reason)
 
@@ -379,7 +392,7 @@ class EntryService:
         except LedgerCut:
             last, source = fold.first - 1, self._source(one.agent)
             if last > one.cursor:
-                self._counters.entries_cut += last - one.cursor
+                self.counters.entries_cut += last - one.cursor
                 self._host.intake.put_inside(one.shard, SequencesSkipped(source, 0, 0, last, CUT))
                 one.cursor = last
             return None
@@ -387,7 +400,7 @@ class EntryService:
             return None  # the follower says so
         if upto == one.cursor:
             return None
-        self._counters.entries_given += len(items)
+        self.counters.entries_given += len(items)
         return one, upto, [self._put(one, run) for run in _runs(items)]
 
     def _put(self, one: _Subscriber, items: list[LedgerItem]) -> asyncio.Future[None]:
@@ -495,15 +508,12 @@ class EntryServices:
     ) -> None:
         """`logs` are those of the ledgers that the fleet lists, by name."""
         self._host = host
-        self.counters = EntriesCounters()
         listed = host.declaration.ledgers
         if signer is not None:
             for log in logs.values():
                 if isinstance(log, SignedLedger):
                     log.sign_with(signer, trusted)
-        self.services = {
-            name: EntryService(listed[name], log, host, signer, trusted, self.counters) for name, log in logs.items()
-        }
+        self.services = {name: EntryService(listed[name], log, host, signer, trusted) for name, log in logs.items()}
         self._is_open = False
         self._early: list[tuple[int, Pending]] = []
 
@@ -556,6 +566,18 @@ class EntryServices:
     def standing(self) -> list[EntriesStatus]:
         """This node's view of each."""
         return [service.standing() for service in self.services.values()]
+
+    def counters(self) -> dict[str, int]:
+        """What this node has done with all of them."""
+        counted = dict.fromkeys(EntriesCounters.__struct_fields__, 0)
+        for service in self.services.values():
+            counted = {name: count + getattr(service.counters, name) for name, count in counted.items()}
+        return counted
+
+    def measure(self, sheet: SampleSheet) -> None:
+        """What this node measures of them."""
+        for service in self.services.values():
+            service.measure(sheet)
 
     def troubles(self) -> list[Trouble]:
         """Problems that do not go away by themselves."""

@@ -200,6 +200,21 @@ SECTIONS = (
         ),
     ),
     Section(
+        "Ledgers of one's own",
+        (
+            _counter("stigmergy_proposals_total", "what became of proposals of entries", "ledger", "outcome"),
+            _gauge("stigmergy_proposals_waiting", "proposals whose outcome is not known", "ledger"),
+            _seconds("stigmergy_proposal_seconds", "from a proposal to reading its id in the ledger", "ledger"),
+            _counter("stigmergy_entries_told_total", "entries that were given to subscribers", "ledger"),
+            _gauge(
+                "stigmergy_entries_behind",
+                "how many positions the last subscriber is behind what was read",
+                "ledger",
+                merge=Merge.MAX,
+            ),
+        ),
+    ),
+    Section(
         "Cluster",
         (
             _gauge("stigmergy_shards_owned", "shards that this worker owns"),
@@ -284,3 +299,4 @@ CHANGES = {
     "shared_dropped": "dropped",
 }
 CLAIMS = {f"claims_{outcome}": outcome for outcome in ("asked", "granted", "denied", "lost", "released")}
+PROPOSALS = {f"proposals_{outcome}": outcome for outcome in ("entered", "duplicate", "refused")}

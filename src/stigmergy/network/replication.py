@@ -22,7 +22,8 @@ from stigmergy.claims.port import LedgerPort, SignedLedger
 from stigmergy.claims.service import ClaimService, ClaimsStatus, life_of
 from stigmergy.crdt.anti_entropy.context import SharedStatus
 from stigmergy.diagnostics.codes import Trouble, coded
-from stigmergy.ledgers.service import EntriesStatus, EntryServices, ledger_name
+from stigmergy.ledgers.records import EntriesStatus
+from stigmergy.ledgers.service import EntryServices, ledger_name
 from stigmergy.membership.mesh import MEMBERSHIP, REPLICAS, Mesh, MeshChannels, NullMesh
 from stigmergy.membership.service import Membership
 from stigmergy.metrics.samples import SampleSheet
@@ -218,11 +219,11 @@ class Replication:
         counted: dict[str, int] = {}
         for part in (self.membership, self.replicas, self.claims):
             counted |= {} if part is None else part.counters()
-        return counted | ({} if self.entries is None else structs.asdict(self.entries.counters))
+        return counted | ({} if self.entries is None else self.entries.counters())
 
     def measure(self, sheet: SampleSheet) -> None:
-        """What this node measures of both."""
-        for part in (self.replicas, self.claims):
+        """What this node measures of all three."""
+        for part in (self.replicas, self.claims, self.entries):
             if part is not None:
                 part.measure(sheet)
 

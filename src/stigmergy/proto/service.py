@@ -45,6 +45,7 @@ METHODS = (
     Method("GetAgent", "GetAgentRequest", "GetAgentReply", "An agent's durable state, now or in the past."),
     Method("ListAgents", "ListAgentsRequest", "ListAgentsReply", "A page of agents with their states, by address."),
     Method("QueryView", "QueryViewRequest", "QueryViewReply", "A page of the rows of a view."),
+    Method("ReadLedger", "ReadLedgerRequest", "ReadLedgerReply", "Entries of a ledger, in their order."),
     Method("Watch", "WatchRequest", "WatchReply", "Events as they become durable.", streams=True),
 )
 ABOUT = """\
@@ -128,8 +129,29 @@ def service_shapes() -> dict[str, ProtoShape]:
             next=TEXT,
             missing=[TEXT],
         ),
+        *_ledger_shapes(),
     )
     return {shape.name: shape for shape in made}
+
+
+def _ledger_shapes() -> tuple[ProtoShape, ...]:
+    about = "`writer` is the key of the node that has entered it, as hex digits."
+    named: dict[str, Kind] = {"position": UINT64, "id": TEXT, "type": TEXT, "proposer": TEXT, "writer": TEXT}
+    entry = _choosing("LedgerEntry", "entry", about, **named, _json=TEXT)
+    return (
+        _plain(
+            "ReadLedgerRequest",
+            "`after` is a position; `latest`: the last ones; `fresh`: with all that was entered before this call.",
+            ledger=TEXT,
+            after=UINT64,
+            limit=UINT32,
+            latest=BOOL,
+            fresh=BOOL,
+            as_json=BOOL,
+        ),
+        entry,
+        _plain("ReadLedgerReply", "`position`: how far it was read.", entries=[entry], position=UINT64),
+    )
 
 
 def _plain(name: str, about: str, /, **fields: Kind | Sequence[Kind]) -> ProtoShape:
@@ -181,6 +203,9 @@ class FleetProto:
         """The fields of ViewRow by view."""
         for view in fleet.views:
             self.rows[view.__name__] = self._read_only("ViewRow", view.__name__, view, f"{view.__name__}Row")
+        entries = _distinct(ledger.entry for ledger in fleet.ledgers.values())
+        self.entries = dict(self._members("LedgerEntry", entries).values())
+        """The fields of LedgerEntry by the tags of their entries."""
         self.numbers = settle(self.book, fleet.name, kept, reserve)
 
     def _read_only(self, owner: str, called: str, cls: type, name: str) -> ProtoField:
@@ -192,7 +217,8 @@ class FleetProto:
         found: dict[str, tuple[str, ProtoField]] = {}
         for message in messages:
             spec = spec_of(message)
-            shape = self.book.message(message, spec.name if spec.version == 1 else f"{spec.name}V{spec.version}")
+            name = spec.name.replace(".", "_")
+            shape = self.book.message(message, name if spec.version == 1 else f"{name}V{spec.version}")
             field = ProtoField(name=snake(shape.name), kind=shape, form=Label.MEMBER)
             found[field.name] = (spec.tag, field)
             self.book.shapes[owner].fields.append(field)

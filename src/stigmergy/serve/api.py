@@ -348,9 +348,7 @@ class Api:
 
     async def _ledger(self, call: HttpCall) -> HttpAnswer:
         query, name = call.query(("after", "limit", "latest", "fresh")), call.parameters["ledger"]
-        if name not in self.fleet.ledgers:
-            there = ", ".join(self.fleet.ledgers) or "none"
-            raise DeniedRequest(404, f"{name[:100]!r} is no ledger of this fleet; there are {there}")
+        check_ledger(self.fleet, name)
         request = protocol.LedgerRequest(
             ledger=name,
             after=number_of(query, "after", 0),
@@ -437,6 +435,13 @@ def read_fields(body: bytes, message: type[Message]) -> dict[str, Any]:
         raise WrongFields([_field_problem(error)]) from None
     check_fields(fields, message)
     return fields
+
+
+def check_ledger(fleet: Declaration, name: str) -> None:
+    """Raises DeniedRequest for what is no ledger of the fleet."""
+    if name not in fleet.ledgers:
+        there = ", ".join(fleet.ledgers) or "none"
+        raise DeniedRequest(404, f"{name[:100]!r} is no ledger of this fleet; there are {there}")
 
 
 def check_fields(fields: dict[str, Any], message: type[Message], where: str = "") -> None:

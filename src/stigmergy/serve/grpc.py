@@ -28,7 +28,7 @@ from stigmergy.proto.descriptors import message_classes
 from stigmergy.proto.service import METHODS, SERVICE, FleetProto
 from stigmergy.proto.shapes import ProtoField, Timestamp
 from stigmergy.serve.access import AccessGate, DeniedRequest
-from stigmergy.serve.api import check_fields
+from stigmergy.serve.api import check_fields, check_ledger
 from stigmergy.serve.asker import Asker
 from stigmergy.serve.events import EventHub, EventStream, EventStreams, StreamedEvent, make_filter, read_area
 from stigmergy.serve.listener import Address
@@ -111,6 +111,7 @@ class FleetService:
             "GetAgent": self._get_agent,
             "ListAgents": self._list_agents,
             "QueryView": self._query_view,
+            "ReadLedger": self._read_ledger,
         }
         made = {}
         for method in METHODS:
@@ -227,6 +228,26 @@ class FleetService:
                 field.put_into(reply.rows.add(), row)
         return reply
 
+    async def _read_ledger(self, request: Any, context: Any) -> Any:
+        self._admit(context, READ)
+        check_ledger(self._fleet, request.ledger)
+        asked = protocol.LedgerRequest(
+            ledger=request.ledger,
+            after=request.after,
+            limit=request.limit or PAGE_COUNT,
+            latest=request.latest,
+            fresh=request.fresh,
+        )
+        page = await self._asker.ask(asked)
+        reply = self._classes["ReadLedgerReply"](position=page.position)
+        for one in page.entries:
+            who = {"proposer": one.proposer, "writer": one.writer}
+            shown = reply.entries.add(position=one.position, id=one.id, type=one.type, **who)
+            field = None if request.as_json else self._proto.entries.get(one.type)
+            if field is None or not _has_put(field, shown, one.entry):
+                shown.json = msgspec.json.encode(one.entry).decode()
+        return reply
+
     # ------------------------------------------------------------------ streams
 
     async def _watch(self, request: Any, context: Any) -> None:
@@ -267,12 +288,8 @@ class FleetService:
         )
         Timestamp().fill(reply.time, event.time)
         field = None if as_json else self._proto.watched.get(event.type)
-        if field is not None:
-            try:
-                field.put_into(reply, event.fields)
-                return reply
-            except ValueError:
-                reply.ClearField(field.name)  # an event of another time, whose fields do not fit today's: as JSON
+        if field is not None and _has_put(field, reply, event.fields):
+            return reply
         reply.json.name, reply.json.fields = event.type, msgspec.json.encode(event.fields).decode()
         return reply
 
@@ -285,6 +302,16 @@ class FleetService:
 
     def _plan_at(self, address: str) -> AgentPlan:
         return plan_at(self._fleet.plans, address)
+
+
+def _has_put(field: ProtoField, reply: Any, fields: Mapping[str, Any]) -> bool:
+    """Puts a typed message into a reply; not one of another time, whose fields do not fit today's: it goes as JSON."""
+    try:
+        field.put_into(reply, fields)
+    except ValueError:
+        reply.ClearField(field.name)
+        return False
+    return True
 
 
 def _message(request: Any, oneof: str, known: Mapping[str, tuple[str, ProtoField]]) -> tuple[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from rigs.city_checker import (
     Findings,
@@ -15,6 +16,7 @@ from rigs.city_checker import (
     Opened,
     check_exposure,
     check_incidents,
+    check_keys,
     check_notices,
     check_wires,
 )
@@ -51,6 +53,26 @@ def test_a_good_run_has_no_findings() -> None:
 )
 def test_what_is_wrong_with_the_ledger_is_found(journals: list[Journal], what: str) -> None:
     assert found_in(journals, [LEAK])[what] >= 1
+
+
+def signed(position: int, proposer: str, key: str, at_s: float) -> Opened:
+    return structs.replace(opened(position), proposer=proposer, key=key, at_s=at_s)
+
+
+def keys_found(journals: list[Journal]) -> tuple[int, int]:
+    found = Findings()
+    check_keys(found, journals, [{"fact": "emptied", "gateway": "g2", "at_s": 200.0}])
+    return found.foreign_keys, found.rejoined
+
+
+def test_keys_that_are_shared_or_changed_are_found_and_who_takes_part_again() -> None:
+    first = [signed(1, "Desk/g1", "aa", 110.0), signed(2, "Desk/g2", "bb", 120.0)]
+    assert keys_found([Journal("g1", first)]) == (0, 0)
+    again = [*first, signed(3, "Desk/g2", "bb", 210.0)]
+    assert keys_found([Journal("g1", again)]) == (0, 1)
+    assert keys_found([Journal("g1", [*again, signed(4, "Desk/g2", "aa", 220.0)])]) == (2, 1)
+    late = [structs.replace(one, at_s=300.0) for one in first]
+    assert keys_found([Journal("g1", first), Journal("g2", late)]) == (0, 0), "it only reads what was there"
 
 
 def test_raw_readings_on_a_wire_are_found_wherever_they_begin(tmp_path: Path) -> None:

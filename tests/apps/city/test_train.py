@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from apps.city import train
 from apps.city.readings import channels_of
 
 HEAD = "Date;Time;CO(GT);PT08.S1(CO);NMHC(GT);C6H6(GT);PT08.S2(NMHC);NOx(GT);PT08.S3(NOx);NO2(GT);PT08.S4(NO2);"
 HEAD += "PT08.S5(O3);T;RH;AH;;"
+CHOICE = train.Choice(1e-2, 0.1, (3.0, 8.0))
 
 
 @pytest.fixture
@@ -46,25 +48,43 @@ def path(tmp_path: Path) -> Path:
 def test_missing_values_are_left_out_and_time_splits(path: Path) -> None:
     data = train.read_data(path)
     assert len(data.windows) == 1200 - 3 - 4 * 20
-    assert data.is_train.sum() == (data.hours < 840).sum()
+    ends = [data.hours[data.part == part].max() for part in range(3)]
+    begins = [data.hours[data.part == part].min() for part in range(3)]
+    assert ends[0] < 672 <= begins[1] - 3, "no window has hours of two parts"
+    assert ends[1] < 840 <= begins[2] - 3
+    assert (data.part == -1).sum() <= 2 * 3
     assert data.known[:, 0].sum() < len(data.known)
     assert np.isfinite(data.windows).all()
 
 
 def test_the_same_seed_gives_the_same_net_and_it_learns(path: Path) -> None:
     data = train.read_data(path)
-    first, second = (train.fit(data, 18, epochs=8) for _ in range(2))
+    use = data.part == 0
+    first, second = (train.fit(data, use, CHOICE, 18, epochs=12) for _ in range(2))
     assert train.onnx_of(first) == train.onnx_of(second)
-    assert train.onnx_of(train.fit(data, 19, epochs=1)) != train.onnx_of(first)
+    assert train.onnx_of(train.fit(data, use, CHOICE, 19, epochs=1)) != train.onnx_of(first)
     figures = train.judge(data, first.answer(data.windows))
     assert figures["co_auc"] > 0.95
     assert figures["no2_auc"] > 0.95
 
 
+def test_what_is_chosen_does_not_depend_on_the_months_that_judge(path: Path) -> None:
+    data = train.read_data(path)
+    grid = [train.Choice(0.0, 0.0, (1.0, 1.0)), train.Choice(1.0, 0.0, (3.0, 8.0)), CHOICE]
+    choice, scores = train.choose(data, 18, grid, epochs=4)
+    assert choice == grid[scores.index(max(scores))] != grid[1], "so much decay leaves nothing to be sure of"
+    judges = data.part == train.JUDGES
+    turned = structs.replace(data, over=np.where(judges[:, None], 1.0 - data.over, data.over))
+    assert train.choose(turned, 18, grid, epochs=4) == (choice, scores)
+    validates = data.part == 1
+    turned = structs.replace(data, over=np.where(validates[:, None], 1.0 - data.over, data.over))
+    assert train.choose(turned, 18, grid, epochs=4)[1] != scores
+
+
 def test_onnx_answers_as_the_net_does(path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     data = train.read_data(path)
-    net = train.fit(data, 18, epochs=1)
+    net = train.fit(data, data.part == 0, CHOICE, 18, epochs=1)
     session = onnxruntime.InferenceSession(train.onnx_of(net))
     rows = data.windows[:50]
     answers = session.run(None, {"readings": rows.astype(np.float32)})[0]
@@ -78,9 +98,12 @@ def test_ties_count_half() -> None:
     assert train.auc_of(np.array([0.0, 1.0, 0.0, 1.0]), truth) == 0.0
 
 
-def test_the_command_prints_the_figures(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_figures(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "GRID", [CHOICE])
     assert train.main([str(path), "--epochs", "1"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["seed"] == "18"
     assert len(found["data-sha256"]) == 64
-    assert {"co_auc", "no2_precision", "co_leaks_noticed", "no2_lead_steps"} <= set(found)
+    assert {"co_auc", "no2_precision", "co_leaks_noticed", "no2_lead_steps", "validated_f1"} <= set(found)

@@ -623,6 +623,12 @@ def replication_fields(status: StatusReply) -> list[tuple[str, Cell]]:
         found.append(("shared", (_shared_summary(shared), _shared_style(shared))))
     if claims := status.claims:
         found.append(("claims", (_claims_summary(claims), GOOD if claims.ledger == CONTACT else WARN)))
+    for one in status.ledgers or ():
+        parts = [counted(one.entries, "entry", "entries"), f"position {one.position:,}"]
+        parts += [f"{counted(one.waiting, 'proposal')} waiting"] if one.waiting else []
+        parts += [f"{one.behind:,} behind"] if one.behind else []
+        summary = ", ".join(parts) + (f"; {one.why}" if one.why else "")
+        found.append((f"ledger {one.ledger}", (summary, WARN if one.why else GOOD)))
     return found
 
 

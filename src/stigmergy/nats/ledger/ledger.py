@@ -66,9 +66,11 @@ def open_ledger(
     signer: Signer | None = None,
     verifier: Verifier | None = None,
     trusted: Sequence[bytes] = (),
+    look: bool = True,
 ) -> NatsLedger:
     """Opens `nats://host:port[,…][/place][?replicas=3]`. With a key it makes a missing ledger; `trusted` are the other
-    keys that may write from the beginning. Without a key it is read-only, until `sign_with` gives it one.
+    keys that may write from the beginning. Without a key it is read-only, until `sign_with` gives it one. To look at it
+    blocks for up to `OPEN_S`; without `look` the first call finds what is wrong.
 
     Raises ConfigError (the URL, no JetStream, another configuration) and LedgerForeign.
     """
@@ -76,6 +78,8 @@ def open_ledger(
     ledger = NatsLedger(place, verifier or Ed25519Verifier())
     if signer is not None:
         ledger.sign_with(signer, trusted)
+    if not look:
+        return ledger
     # No server answers, or the ledger does not exist: readers and writers get the error, and try again.
     with contextlib.suppress(LinkDown, LedgerUnavailable):
         blocking = BlockingLink(place.address, name=f"{place.shown}, looking", open_s=OPEN_S)
