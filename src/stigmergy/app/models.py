@@ -28,6 +28,7 @@ from stigmergy.models.versions import RecordTrust, RolloutVersions, ShadowVersio
 from stigmergy.nats.naming import models_bucket
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
+from stigmergy.node.tells import AskModels
 from stigmergy.shard.inputs import EffectSettled
 from stigmergy.shard.outbox import Pending
 from stigmergy.store.port import KeyValue, Objects, Store
@@ -259,7 +260,7 @@ class HostRollouts:
         return None
 
 
-def asker_of(host: Host, service: Asking) -> Callable[[int, Pending], None]:
+def asker_of(host: Host, service: Asking) -> AskModels:
     """What `Connections.models` is for this host. An answer settles the question, so it is recorded once; a question
     that has none at the end is asked again after the next start."""
 
@@ -281,4 +282,4 @@ def asker_of(host: Host, service: Asking) -> Callable[[int, Pending], None]:
         told = EffectSettled(pending.sink, pending.sequence, answer.body, times_ns, answer.failed)
         host.intake.put_inside(shard, told)
 
-    return ask
+    return AskModels(ask, service.heard if isinstance(service, Trial) else None)

@@ -109,6 +109,8 @@ class Choice(Struct, frozen=True):
     arm: str = ""
     revision: int = 0
     """Of the step of a rollout that says so; 0: none is under way."""
+    beside: str = ""
+    """The version in the shadow."""
 
 
 class Versions(Protocol):
@@ -509,6 +511,7 @@ class ModelService:
             asked_by=question.agent if choice.revision else "",
             asked_at=question.place if choice.revision else (),
         )
+            shadow_version=choice.beside,
 
     def _all(self) -> Iterator[_Lane]:
         return (lane for lanes in self._lanes.values() for lane in lanes.values())

@@ -157,7 +157,7 @@ class RolloutVersions:
         if arm == CANARY and record.candidate in loaded:
             return Choice(record.candidate, CANARY, revision)
         version = record.before if record.stable not in loaded and record.before in loaded else record.stable
-        return Choice(version, STABLE if arm else "", revision)
+        return Choice(version, STABLE if arm else "", revision, record.candidate if record.stage == "shadow" else "")
 
     # ------------------------------------------------------------------ counting
 
