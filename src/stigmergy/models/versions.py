@@ -7,7 +7,8 @@
 A record that a trusted key has signed is taken if its revision is higher than any that was here, and kept in a file
 beside the journal: a start without a link goes on with it, and an older one is never gone back to. The node that runs
 `ModelRollout/NAME` writes the record of that model whenever the agent has decided something; all nodes write what they
-count, as sums under a name of their own, and that node gives them to the agent. Nothing here waits for the store.
+count, as signed sums under a name of their own, and that node gives those of trusted keys to the agent. Nothing here
+waits for the store.
 """
 
 from __future__ import annotations
@@ -34,14 +35,17 @@ from stigmergy.diagnostics.logger import Log
 from stigmergy.models.rollout import (
     CANARY,
     STABLE,
+    CountsReport,
     VersionCounts,
     VersionRecord,
+    read_counts,
     read_record,
+    write_counts,
     write_record,
 )
 from stigmergy.models.rollout_agent import CountsHeard, ModelRollout
 from stigmergy.models.service import Choice
-from stigmergy.store.port import Change, Complete, KeyValue, StoredEntry, Watch
+from stigmergy.store.port import Change, Complete, Gone, KeyValue, StoredEntry, Watch
 
 LOOK_S = 0.25
 """How often it is looked whether a rollout here has decided something, and whether there are counts to tell."""
@@ -109,8 +113,10 @@ class RolloutVersions:
         self._heard = asyncio.Event()
         self._stored: dict[str, int] = {}
         """The revisions that the store is known to have."""
-        self._told: dict[tuple[str, str], CountsHeard] = {}
-        """Counts of all nodes that the agents here have not been given yet, the newest of each source."""
+        self._told: dict[tuple[str, str], bytes] = {}
+        """By model and key: counts of all nodes that were not looked at yet, the newest of each."""
+        self._disbelieved: dict[tuple[str, str], str] = {}
+        """By model and key: counts in the store that the rollouts here are not given, and why."""
         self._counts: dict[str, tuple[int, VersionCounts, VersionCounts]] = {}
         """By model: the revision, and what this node has counted since, of the stable version and of the new one."""
         self._reported: dict[str, tuple[int, VersionCounts, VersionCounts]] = {}
@@ -195,7 +201,7 @@ class RolloutVersions:
         """Versions that are wanted and missing, records that are refused, a store that cannot be reached."""
         return [
             *coded("model-missing", self._missing.values()),
-            *coded("rollout-refused", self._refused.values()),
+            *coded("rollout-refused", [*self._refused.values(), *self._disbelieved_said()]),
             *coded("models-unseen", [self._unreachable]),
         ]
 
@@ -225,16 +231,17 @@ class RolloutVersions:
         """What the store says. It repeats everything when something may have been missed."""
         if isinstance(change, Complete):
             self._heard.set()
-        if not isinstance(change, StoredEntry):
+        if not isinstance(change, StoredEntry | Gone):
             return
         kind, _, rest = change.key.partition(".")
         model = rest.partition(".")[0]
+        self._disbelieved.pop((model, change.key), None)
+        if isinstance(change, Gone):
+            return
         if f"{kind}." == VERSIONS and model in self._models:
             self._take(model, change.value)
         elif f"{kind}." == COUNTS and self.here is not None and len(self._told) < COUNTS_WAITING_MAX:
-            with contextlib.suppress(msgspec.DecodeError):
-                told = msgspec.msgpack.decode(change.value, type=CountsHeard)
-                self._told[model, told.source] = told
+            self._told[model, change.key] = change.value
 
     def _take(self, model: str, data: bytes) -> None:
         """Takes a record that is newer than what is known. One that is refused changes nothing."""
@@ -281,11 +288,29 @@ class RolloutVersions:
                 self._take(model, write_record(rollout.record(self._fleet), self._trust.signer))
                 self._stored[model] = stored
         while self._told:
-            (model, source), told = next(iter(self._told.items()))
-            if here.find(model) is not None:
+            (model, key), data = next(iter(self._told.items()))
+            if here.find(model) is not None and (told := self._believed(model, key, data)) is not None:
                 await here.observe(model, told)
-            if self._told.get((model, source)) is told:
-                del self._told[model, source]
+            if self._told.get((model, key)) is data:
+                del self._told[model, key]
+
+    def _believed(self, model: str, key: str, data: bytes) -> CountsHeard | None:
+        """Counts of a node whose key is trusted."""
+        try:
+            told = read_counts(data, self._fleet, model, self._trust.keys, self._trust.verifier)
+        except ModelRefused as error:
+            if len(self._disbelieved) < COUNTS_WAITING_MAX:
+                self._disbelieved[model, key] = str(error)
+            return None
+        return CountsHeard(source=told.source, revision=told.revision, stable=told.stable, candidate=told.candidate)
+
+    def _disbelieved_said(self) -> list[str]:
+        said = []
+        for model in self._models:
+            found = [why for (name, _), why in self._disbelieved.items() if name == model]
+            if found:
+                said.append(f"{found[-1]} (counts that are not taken: {len(found)})")
+        return said
 
     async def _store(self, model: str, rollout: ModelRollout, keys: KeyValue) -> None:
         """Writes the record of a rollout that has moved on. A store that knows more is left as it is, and that shows:
@@ -317,11 +342,13 @@ class RolloutVersions:
             if now_ns < self._due_ns.get(model, 0):
                 continue
             self._due_ns[model] = now_ns + int(record.report_s * SECOND_NS)
-            told = CountsHeard(source=self._source, revision=counted[0], stable=counted[1], candidate=counted[2])
+            revision, stable, candidate = counted
             if self._keys is not None:
                 name = blake3(self._source.encode()).hexdigest(length=16)
-                await self._keys.put(f"{COUNTS}{model}.{name}", msgspec.msgpack.encode(told))
+                report = CountsReport(self._fleet, model, self._source, revision, stable, candidate)
+                await self._keys.put(f"{COUNTS}{model}.{name}", write_counts(report, self._trust.signer))
             elif self.here is not None and self.here.find(model) is not None:
+                told = CountsHeard(source=self._source, revision=revision, stable=stable, candidate=candidate)
                 await self.here.observe(model, told)
             else:
                 continue
