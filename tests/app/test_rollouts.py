@@ -179,6 +179,7 @@ async def test_who_lacks_the_version_that_is_wanted_stays_and_says_so(tmp_path: 
         assert {live.query(agent, GasSensor).version for agent in SENSORS} == {"1.2.0"}
         put_bundle(tmp_path / "bundles", "1.3.0", limit=5, signer=None)
         await wait_until(lambda: any("nobody has signed" in one for one in live.standing().troubles), WAIT_S)
+        assert len([one for one in live.standing().troubles if "1.3.0" in one]) == 1, "said once"
         await measure(live, 7.0)
         assert {live.query(agent, GasSensor).version for agent in SENSORS} == {"1.2.0"}
         put_bundle(tmp_path / "bundles", "1.3.0", limit=9)
@@ -186,6 +187,21 @@ async def test_who_lacks_the_version_that_is_wanted_stays_and_says_so(tmp_path: 
             lambda: {live.query(one, GasSensor).version for one in SENSORS} == {"1.3.0"}, lambda: measure(live, 7.0)
         )
         assert not any("1.3.0" in one for one in live.standing().troubles)
+
+
+@pytest.mark.parametrize("shadow_s", [0, 3_600])
+async def test_a_bundle_that_is_refused_is_listed_once_in_each_stage(tmp_path: Path, shadow_s: float) -> None:
+    put_bundle(tmp_path / "bundles", "1.2.0", limit=10)
+    async with running(tmp_path) as live:
+        rule = st.RolloutRule(shadow_s=shadow_s, **EASY)
+        await live.send(ROLLOUT, st.BeginRollout(version="1.3.0", stable="1.2.0", rule=rule))
+        put_bundle(tmp_path / "bundles", "1.3.0", limit=5, signer=None)
+        await wait_until(lambda: any("nobody has signed" in one for one in live.standing().troubles), WAIT_S)
+        assert len([one for one in live.standing().troubles if "1.3.0" in one]) == 1
+        await live.send(ROLLOUT, st.PromoteModel(by="ann"))
+        (tmp_path / "bundles" / "gas-level-1.2.0.model").unlink()
+        await wait_until(lambda: any("its rule answers" in one for one in live.standing().troubles), WAIT_S)
+        assert len([one for one in live.standing().troubles if "1.3.0" in one]) == 1
 
 
 async def two_nodes(folder: Path, url: str) -> None:

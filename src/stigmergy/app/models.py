@@ -106,7 +106,8 @@ class NodeModels:
         """Models whose rules answer, bundles that are refused or missing, a store that cannot be reached."""
         found = self.service.troubles()
         # A shadow that does not answer is no trouble of its agents; its bundles may be, once: it has the same place.
-        found += [one for supply in self._supplies[1:] for one in supply.troubles() if one not in found]
+        shadow = [one for supply in self._supplies[1:] for one in supply.troubles()]
+        found += [one for one in shadow if not any(one in said for said in found)]
         return found if self.versions is None else [*found, *self.versions.troubles()]
 
     async def start(self, say: Callable[[str], None]) -> None:
@@ -262,7 +263,7 @@ class HostRollouts:
 
 def asker_of(host: Host, service: Asking) -> AskModels:
     """What `Connections.models` is for this host. An answer settles the question, so it is recorded once; a question
-    that has none at the end is asked again after the next start."""
+    that has none at the end is asked again after the next start. A trial hears what agents tell of answers."""
 
     def ask(shard: int, pending: Pending) -> None:
         begun_ns = host.effector.traced_ns(shard, pending)

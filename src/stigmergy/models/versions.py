@@ -131,7 +131,7 @@ class RolloutVersions:
 
     # ------------------------------------------------------------------ which version (the port of the service)
 
-    def wanted(self, model: str, usable: Sequence[str]) -> Sequence[str]:
+    def wanted(self, model: str, usable: Sequence[str], refused: Sequence[str]) -> Sequence[str]:
         """The stable version, and in a canary the new one; where the stable one is not there, what was before."""
         record = self.records.get(model)
         if record is None:
@@ -140,14 +140,10 @@ class RolloutVersions:
                 self._first[model] = usable[-1] if usable else ""
             return [self._first[model]] if usable else []
         found = [record.stable] if record.stable in usable else [one for one in (record.before,) if one in usable]
-        lacking = [record.stable] if record.stable not in usable else []
-        if record.candidate and record.candidate not in usable:
-            lacking.append(record.candidate)
+        lacking = [one for one in (record.stable, record.candidate) if one and one not in (*usable, *refused)]
         answers = f"version {found[0]} answers" if found else "its rule answers"
         self._missing[model] = (
-            f"model {model}: version {' and '.join(lacking)} is wanted and not here, or of no use; {answers}"
-            if lacking
-            else ""
+            f"model {model}: version {' and '.join(lacking)} is wanted and not here; {answers}" if lacking else ""
         )
         if record.stage == CANARY and record.candidate in usable:
             found.append(record.candidate)
@@ -383,7 +379,7 @@ class ShadowVersions:
     def __init__(self, versions: RolloutVersions) -> None:
         self._versions = versions
 
-    def wanted(self, model: str, usable: Sequence[str]) -> Sequence[str]:
+    def wanted(self, model: str, usable: Sequence[str], refused: Sequence[str]) -> Sequence[str]:
         """The new version, while it is in the shadow."""
         record = self._versions.records.get(model)
         is_shadow = record is not None and record.stage == "shadow" and record.candidate in usable
