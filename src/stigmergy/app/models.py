@@ -24,7 +24,7 @@ from stigmergy.models.rollout_agent import KIND, ModelRollout
 from stigmergy.models.service import HANGS_MAX, ModelAnswer, ModelService, ModelSettings
 from stigmergy.models.supply import FolderPlace, ModelPlace, StorePlace, Supply
 from stigmergy.models.trial import Asking, Trial
-from stigmergy.models.versions import RecordTrust, RolloutVersions, ShadowVersions
+from stigmergy.models.versions import RecordsFile, RecordTrust, RolloutVersions, ShadowVersions
 from stigmergy.nats.naming import models_bucket
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
@@ -66,7 +66,7 @@ class NodeModels:
         self.versions: RolloutVersions | None = None
         if KIND in fleet.plans:
             believed = [signer.public_key, *keys, *(read_key(text).key for text in node_config.peers)]
-            cache = None if beside is None else Path(f"{beside}{VERSIONS_BESIDE}")
+            cache = None if beside is None else RecordsFile(Path(f"{beside}{VERSIONS_BESIDE}"))
             trust = RecordTrust(believed, Ed25519Verifier(), signer)
             self.versions = RolloutVersions(fleet.name, fleet.models, trust, clock, threads, source=run, cache=cache)
             self.versions.here = HostRollouts(fleet, hosts)

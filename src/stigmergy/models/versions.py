@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -80,6 +80,20 @@ class RolloutsHere(Protocol):
         ...
 
 
+class RecordsKept(Protocol):
+    """The last records, for a start without a link. Called on a thread."""
+
+    name: str
+
+    def read(self) -> bytes:
+        """What was written last; empty if nothing was. Raises OSError."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Keeps this, whole or not at all. Raises OSError."""
+        ...
+
+
 class RolloutVersions:
     """Which version answers whom on this node (the Versions port)."""
 
@@ -92,9 +106,9 @@ class RolloutVersions:
         threads: Threads,
         *,
         source: str,
-        cache: Path | None = None,
+        cache: RecordsKept | None = None,
     ) -> None:
-        """`source` names this run of this node among all that count. `cache` is the file of the last records."""
+        """`source` names this run of this node among all that count. `cache` keeps the last records."""
         self.records: dict[str, VersionRecord] = {}
         self.on_change: Callable[[], None] = lambda: None
         """Called when another version may be wanted."""
@@ -184,12 +198,16 @@ class RolloutVersions:
                 async with asyncio.timeout(FIRST_HEARD_S):
                     await self._heard.wait()
 
-    async def stop(self) -> None:
-        """Follows nothing more. The last counts are told by the next stage, or not at all."""
+    async def kill(self) -> None:
+        """Follows nothing more, and keeps nothing: a crash."""
         task, self._task = self._task, None
         await end_tasks(task)
         for watch in self._watches:
             watch.stop()
+
+    async def stop(self) -> None:
+        """Follows nothing more. The last counts are told by the next stage, or not at all."""
+        await self.kill()
         with contextlib.suppress(OSError):  # the store says it anew
             await self._write_cache()  # the next start must not go back behind what agents were answered by
 
@@ -357,18 +375,20 @@ class RolloutVersions:
             with contextlib.suppress(OSError):  # whoever began it has heard of it
                 await asyncio.shield(self._writing)  # it goes on although the task that began it was ended
         if self._is_unwritten and self._cache is not None:
-            self._is_unwritten, path, signed = False, self._cache, dict(self._signed)
-            self._writing = asyncio.ensure_future(self._threads.run(lambda: _write_file(path, signed)))
+            self._is_unwritten, cache, data = False, self._cache, msgspec.msgpack.encode(self._signed)
+            self._writing = asyncio.ensure_future(self._threads.run(lambda: cache.write(data)))
             await asyncio.shield(self._writing)
 
-    async def _read_cache(self, path: Path) -> None:
+    async def _read_cache(self, cache: RecordsKept) -> None:
         try:
-            data = await self._threads.run(lambda: path.read_bytes() if path.exists() else b"")
+            data = await self._threads.run(cache.read)
             for model, signed in (msgspec.msgpack.decode(data, type=dict[str, bytes]) if data else {}).items():
                 if model in self._models:
                     self._take(model, signed)
         except (OSError, msgspec.DecodeError) as error:
-            self._refused[""] = f"{path}: what was known of versions cannot be read ({error}); the store says it anew"
+            self._refused[""] = (
+                f"{cache.name}: what was known of versions cannot be read ({error}); the store says it anew"
+            )
         self._stored.clear()
         self._is_unwritten = False
 
@@ -391,10 +411,22 @@ class ShadowVersions:
         return Choice(loaded[-1] if record is None else record.candidate)
 
 
-def _write_file(path: Path, signed: Mapping[str, bytes]) -> None:
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
-        file.write(msgspec.msgpack.encode(signed))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+class RecordsFile:
+    """Records in a file, by model."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+
+    def read(self) -> bytes:
+        """The file."""
+        return self._path.read_bytes() if self._path.exists() else b""
+
+    def write(self, data: bytes) -> None:
+        """Replaces the file."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        with fresh.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._path)
