@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 import stigmergy as st
+from stigmergy.agents.codec import encode
 from stigmergy.app.fleet import Running
+from stigmergy.app.keyring import load_signer
 from stigmergy.app.models import publish_bundle
+from stigmergy.app.node_config import open_store
 from stigmergy.base.system import SystemClock
-from stigmergy.models.rollout import VersionRecord, write_record
+from stigmergy.keys.ed25519 import Ed25519Signer
+from stigmergy.models.rollout import CountsReport, VersionCounts, VersionRecord, write_counts, write_record
+from stigmergy.models.rollout_agent import CountsHeard
 from stigmergy.nats.naming import models_bucket
 from stigmergy.testing.bus_rig import wait_until
 from tests.models.gas import SIGNER, GasLevelSampled, GasSensor, Reinspected, bundle, gas_fleet, put_bundle
@@ -118,6 +123,22 @@ async def test_a_shadow_changes_no_decision_and_is_recorded(tmp_path: Path) -> N
         assert {live.query(agent, GasSensor).version for agent in SENSORS} == {"1.2.0"}
 
 
+async def test_what_agents_judge_in_the_shadow_takes_a_version_back_that_is_wrong(tmp_path: Path) -> None:
+    """The new version does not see what the old one alarms for, and agents find that the alarms are right."""
+    put_bundle(tmp_path / "bundles", "1.2.0", limit=10)
+    async with running(tmp_path) as live:
+        rule = st.RolloutRule(shadow_s=3_600, disagreement_max=1.0, **EASY)
+        await live.send(ROLLOUT, st.BeginRollout(version="1.3.0", stable="1.2.0", rule=rule))
+        put_bundle(tmp_path / "bundles", "1.3.0", limit=13)
+        await until(lambda: stage(live) == "rolled back", lambda: measure(live, 12.0))
+        found = live.query(ROLLOUT, st.ModelRollout)
+        stable, candidate = found.counts
+        assert "100.0% of its" in found.reason
+        assert "judged answers are wrong" in found.reason, "it has missed something: no false positives"
+        assert candidate.judged == candidate.wrong >= 5
+        assert (stable.judged > 0, stable.wrong) == (True, 0)
+
+
 async def test_a_good_version_goes_through_shadow_and_canary_to_everybody(tmp_path: Path) -> None:
     put_bundle(tmp_path / "bundles", "1.2.0", limit=10)
     steps: list[str] = []
@@ -159,6 +180,7 @@ async def test_who_lacks_the_version_that_is_wanted_stays_and_says_so(tmp_path: 
         assert {live.query(agent, GasSensor).version for agent in SENSORS} == {"1.2.0"}
         put_bundle(tmp_path / "bundles", "1.3.0", limit=5, signer=None)
         await wait_until(lambda: any("nobody has signed" in one for one in live.standing().troubles), WAIT_S)
+        assert len([one for one in live.standing().troubles if "1.3.0" in one]) == 1, "said once"
         await measure(live, 7.0)
         assert {live.query(agent, GasSensor).version for agent in SENSORS} == {"1.2.0"}
         put_bundle(tmp_path / "bundles", "1.3.0", limit=9)
@@ -168,20 +190,37 @@ async def test_who_lacks_the_version_that_is_wanted_stays_and_says_so(tmp_path: 
         assert not any("1.3.0" in one for one in live.standing().troubles)
 
 
+@pytest.mark.parametrize("shadow_s", [0, 3_600])
+async def test_a_bundle_that_is_refused_is_listed_once_in_each_stage(tmp_path: Path, shadow_s: float) -> None:
+    put_bundle(tmp_path / "bundles", "1.2.0", limit=10)
+    async with running(tmp_path) as live:
+        rule = st.RolloutRule(shadow_s=shadow_s, **EASY)
+        await live.send(ROLLOUT, st.BeginRollout(version="1.3.0", stable="1.2.0", rule=rule))
+        put_bundle(tmp_path / "bundles", "1.3.0", limit=5, signer=None)
+        await wait_until(lambda: any("nobody has signed" in one for one in live.standing().troubles), WAIT_S)
+        assert len([one for one in live.standing().troubles if "1.3.0" in one]) == 1
+        await live.send(ROLLOUT, st.PromoteModel(by="ann"))
+        (tmp_path / "bundles" / "gas-level-1.2.0.model").unlink()
+        await wait_until(lambda: any("its rule answers" in one for one in live.standing().troubles), WAIT_S)
+        assert len([one for one in live.standing().troubles if "1.3.0" in one]) == 1
+
+
 async def two_nodes(folder: Path, url: str) -> None:
     """A gateway with the rollout, and a device that is away while it happens; one store, no bus between them."""
     options: dict[str, Any] = {"models": url, "bus": None}
     await publish_bundle(url, "gas", "gas-level-1.2.0.model", bundle("1.2.0", 10))
+    counting = public_of(folder / "device.key")
     gateway = gas_fleet(settings=SETTINGS).running(
         journal=f"sqlite:{folder}/gateway.db",
         node="gateway",
         agents=["ModelRollout/*"],
         models=url,
         model_keys=[SIGNER.public_key.hex()],
+        peers=[counting],
     )
 
     def device() -> Running:
-        public = read_public(folder / "gateway.key")
+        public = public_of(folder / "gateway.key")
         return running(folder, "device", **options, agents=["GasSensor/*"], peers=[public])
 
     async with gateway as hub:
@@ -207,9 +246,7 @@ async def two_nodes(folder: Path, url: str) -> None:
                 lambda: {live.query(one, GasSensor).version for one in SENSORS} == {"1.3.0"}, lambda: measure(live, 7.0)
             )
     # A store that hands out an older record, with a good signature, is not believed.
-    from stigmergy.app.keyring import load_signer
-
-    store = await _store(url)
+    store = await open_store(url, SystemClock())
     keys = await store.key_value(models_bucket("gas"))
     old = VersionRecord("gas", "gas-level", 1, "1.2.0")
     await keys.put("versions.gas-level", write_record(old, load_signer(folder / "gateway.key", create=False)))
@@ -220,16 +257,39 @@ async def two_nodes(folder: Path, url: str) -> None:
     await store.close()
 
 
-async def _store(url: str) -> Any:
-    from stigmergy.app.node_config import open_store as open_any
+@pytest.mark.parametrize("counted", ["asks", "wrong"])
+async def test_counts_of_a_key_that_is_not_trusted_decide_nothing(tmp_path: Path, counted: str) -> None:
+    """Whoever may write to the store could promote a version, or take one back."""
+    url = f"memory:counts-{counted}"
+    await publish_bundle(url, "gas", "gas-level-1.2.0.model", bundle("1.2.0", 10))
+    store = await open_store(url, SystemClock())
+    keys = await store.key_value(models_bucket("gas"))
+    many = VersionCounts(asks=10_000, compared=10_000, judged=1_000, wrong=1_000 * (counted == "wrong"))
+    thief = Ed25519Signer(bytes(range(7, 39)))
+    device = load_signer(tmp_path / "device.key", create=True)
+    options = {"models": url, "bus": None, "agents": ["ModelRollout/*"], "peers": [device.public_key.hex()]}
+    async with running(tmp_path, "gateway", **options) as hub:
+        rule = st.RolloutRule(shadow_s=0.1, canary=0.5, canary_s=3_600, **EASY)
+        await hub.send(ROLLOUT, st.BeginRollout(version="1.3.0", stable="1.2.0", rule=rule))
+        revision = hub.query(ROLLOUT, st.ModelRollout).revision
+        report = CountsReport("gas", "gas-level", "x", revision, VersionCounts(asks=10_000, judged=1_000), many)
+        unsigned = CountsHeard(source="y", revision=revision, stable=report.stable, candidate=many)
+        await keys.put("counts.gas-level.thief", write_counts(report, thief))
+        await keys.put("counts.gas-level.old", encode(unsigned))
+        await wait_until(lambda: any("not taken: 2" in one for one in hub.standing().troubles), WAIT_S)
+        found = hub.query(ROLLOUT, st.ModelRollout)
+        assert (found.stage, found.counts) == ("shadow", (VersionCounts(), VersionCounts()))
+        await keys.put("counts.gas-level.device", write_counts(report, device))
+        after = "canary" if counted == "asks" else "rolled back"
+        await wait_until(lambda: stage(hub) == after, WAIT_S)  # of a key that is trusted they do
+        if after == "rolled back":  # a rollout that is over leaves no counts behind
+            await wait_until(lambda: not any("counts" in one for one in hub.standing().troubles), WAIT_S)
+    await store.close()
 
-    return await open_any(url, SystemClock())
 
-
-def read_public(path: Path) -> str:
-    from stigmergy.app.fleet import encode_public_key, read_private_key
-
-    return encode_public_key(read_private_key(path).public)
+def public_of(path: Path) -> str:
+    """The public half of a node's key, which is made if the node has not run yet."""
+    return load_signer(path, create=True).public_key.hex()
 
 
 async def test_a_node_that_was_away_comes_back_to_the_version_of_today(tmp_path: Path) -> None:
@@ -241,7 +301,7 @@ async def test_two_nodes_and_one_store_on_a_broker(tmp_path: Path, nats_server: 
     await two_nodes(tmp_path, nats_server.url)
     for server in nats_server.servers:
         server.kill()
-    public = read_public(tmp_path / "gateway.key")
+    public = public_of(tmp_path / "gateway.key")
     async with running(tmp_path, "device", models=nats_server.url, agents=["GasSensor/*"], peers=[public]) as live:
         await measure(live, 7.0)
         assert {live.query(one, GasSensor).version for one in SENSORS} == {"1.3.0"}

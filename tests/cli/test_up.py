@@ -487,6 +487,15 @@ class TestRefusals:
         assert says in here_in.error("up", *arguments, code=2)
         assert not (here_in.path / "stigmergy-cluster").exists()
 
+    def test_raw_kinds_are_refused_before_there_is_a_cluster(self, here_in: Here) -> None:
+        """Not by one worker after the other, which is given up in the end."""
+        (here_in.path / "gas.py").write_text(RAW, encoding="utf-8")
+        assert "Sampled to cluster" in here_in.error("up", "gas:fleet", code=2)
+        assert not (here_in.path / "stigmergy-cluster").exists()
+        for allowed in (("gas:fleet", "--workers", "0"), ("gas:fleet",)):
+            assert "give 1, 3 or 5" in here_in.error("up", *allowed, "--nodes", "2", code=2)
+            (here_in.path / "stigmergy.toml").write_text('[settings]\nraw_may_leave = ["Sampled to cluster"]\n')
+
     def test_a_port_of_the_api_that_is_taken(self, here_in: Here) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -541,6 +550,23 @@ class TestRefusals:
 
     def test_a_file_is_no_folder(self, here_in: Here) -> None:
         assert "drone.py is a file; give a folder with --data" in here_in.error("up", "--data", "drone.py", code=2)
+
+
+RAW = """
+import stigmergy as st
+
+
+class Sampled(st.Event, raw=True):
+    co: float
+
+
+class GasSensor(st.Agent):
+    @st.evolve
+    def take(self, event: Sampled) -> None: ...
+
+
+fleet = st.Fleet("gas", agents=[GasSensor])
+"""
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
 from stigmergy import Agent
 from stigmergy.agents.codec import canonical_bytes, encode, without_empty_end
@@ -25,7 +26,9 @@ from stigmergy.journal import segments, sqlite
 from stigmergy.journal.identity import encode_mark
 from stigmergy.journal.port import Journal, SnapshotPart
 from stigmergy.journal.recovery import new_state
+from stigmergy.keys.ed25519 import Ed25519Signer
 from stigmergy.models.bundle import AcceptedMetric, Example, Manifest, ModelClass, Note, write_bundle
+from stigmergy.models.rollout import CountsReport, VersionCounts, VersionRecord, write_counts, write_record
 from stigmergy.models.runtime import pack_row
 from stigmergy.nats import journal as nats_journal
 from stigmergy.nats import naming
@@ -56,6 +59,7 @@ from stigmergy.shard.snapshot import (
     encode_header,
 )
 from stigmergy.shard.state import ShardState, plan_agents
+from stigmergy.store.sealed import CHUNK_BYTES, SEED_BYTES, Sealer
 from stigmergy.testing.nats import start_single
 from tests.formats import golden, golden_columns
 from tests.models.nets import ROWS, forest
@@ -273,6 +277,38 @@ def golden_bundle() -> bytes:
     return write_bundle(manifest, payload, golden.SIGNER)
 
 
+def versions() -> dict[str, bytes]:
+    """What nodes keep of a rollout."""
+    record = VersionRecord("city", "gas-alarm", 7, "1.2.0", "1.3.0", "canary", "gas-alarm/5", 0.05, "1.1.0", 10.0)
+    stable = VersionCounts(asks=950, failed=2, latency_s=1.5, judged=30, wrong=1)
+    candidate = VersionCounts(asks=50, failed=1, compared=49, differed=3, latency_s=0.25, judged=4, wrong=2)
+    report = CountsReport("city", "gas-alarm", "local/north/5f3a.1", 7, stable, candidate)
+    signed = write_record(record, golden.SIGNER)
+    return {
+        "versions": signed,
+        "counts": write_counts(report, golden.SIGNER),
+        "file": msgspec.msgpack.encode({"gas-alarm": signed}),
+    }
+
+
+SEALED_TEXT = b"the plate was M-GA 123"
+READER_SEED = bytes(range(100, 132))
+
+
+def sealed_blobs() -> dict[str, bytes]:
+    """A blob for the reader whose private key is READER_SEED, sealed with counted bytes in the place of random ones."""
+    seeds = bytes(range(SEED_BYTES))
+    reader = Ed25519Signer(READER_SEED).public_key
+    small, large = Sealer(reader, seeds), Sealer(reader, seeds)
+    plain = bytes(CHUNK_BYTES + 1)
+    first, rest = large.seal(plain[:CHUNK_BYTES], is_last=False), large.seal(plain[CHUNK_BYTES:], is_last=True)
+    return {
+        "blob": small.head + small.seal(SEALED_TEXT, is_last=True),
+        "large": blake3(large.head + first + rest).digest(),
+        "last-chunk-of-large": rest,
+    }
+
+
 def hex_text(title: str, data: bytes) -> str:
     digits = data.hex()
     return f"# {title}\n" + "".join(f"{digits[at : at + 96]}\n" for at in range(0, len(digits), 96))
@@ -320,6 +356,8 @@ def main() -> None:
         ),
         "snapshot-columns-1.txt": lines_text("a snapshot with compiled agents", columns_parts()),
         "model-1.hex": hex_text("a bundle of a model", golden_bundle()),
+        "model-versions-1.txt": lines_text("versions of a model and counts of them, as a store has them", versions()),
+        "sealed-1.txt": lines_text("a sealed blob, and digests of one with two chunks", sealed_blobs()),
         "event-log-1.txt": lines_text("commits with events of version 1", asyncio.run(make_event_log())),
     }
     for name, text in texts.items():

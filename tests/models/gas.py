@@ -55,6 +55,7 @@ class GasSensor(st.Agent, kind="GasSensor"):
     answers: int = 0
     alarms: int = 0
     version: str = ""
+    arm: str = ""
     suspected: st.ModelSource | None = None
 
     @st.react
@@ -73,7 +74,7 @@ class GasSensor(st.Agent, kind="GasSensor"):
     def handled(self, event: GasLevelHandled) -> None:
         self.answers += 1
         self.alarms += event.alarmed
-        self.version = event.version
+        self.version, self.arm = event.version, event.arm
 
     @st.evolve
     def alarmed(self, event: GasLevelHigh) -> None:

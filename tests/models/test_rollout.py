@@ -3,24 +3,30 @@
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as draw
 
+from stigmergy.agents.codec import encode
 from stigmergy.base.errors import ConfigError, ModelRefused
 from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.models.rollout import (
     CANARY,
     STABLE,
+    CountsReport,
     RolloutRule,
     VersionCounts,
     VersionRecord,
     in_canary,
     judge,
+    read_counts,
     read_record,
     total,
+    write_counts,
     write_record,
 )
+from stigmergy.models.rollout_agent import CountsHeard
 
 RULE = RolloutRule(asks_min=100, judged_min=10)
 SIGNER, OTHER = Ed25519Signer(bytes(range(32))), Ed25519Signer(bytes(range(1, 33)))
@@ -176,3 +182,34 @@ def test_a_record_with_a_changed_byte_is_refused(place: int, change: int) -> Non
     data[place % len(data)] ^= change
     with pytest.raises(ModelRefused):
         read_record(bytes(data), "city", "gas-level", TRUSTED, VERIFIER)
+
+
+REPORT = CountsReport("city", "gas-level", "north/1", 7, VersionCounts(asks=3), VersionCounts(asks=2, wrong=1))
+
+
+def test_counts_come_back() -> None:
+    assert read_counts(write_counts(REPORT, SIGNER), "city", "gas-level", TRUSTED, VERIFIER) == REPORT
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (write_counts(REPORT, OTHER), "not trusted here; add it to model_keys or peers"),
+        (write_counts(msgspec.structs.replace(REPORT, fleet="town"), SIGNER), "it was moved"),
+        (write_counts(msgspec.structs.replace(REPORT, model="smoke"), SIGNER), "it was moved"),
+        (write_record(RECORD, SIGNER), "damaged or forged"),
+        (encode(CountsHeard(source="a", revision=7, stable=VersionCounts(), candidate=VersionCounts())), "not signed"),
+        (b"", "not signed, or damaged"),
+    ],
+)
+def test_counts_that_are_not_to_be_believed_are_refused(data: bytes, why: str) -> None:
+    with pytest.raises(ModelRefused, match=why):
+        read_counts(data, "city", "gas-level", TRUSTED, VERIFIER)
+
+
+@given(draw.integers(0, 10_000), draw.integers(1, 255))
+def test_counts_with_a_changed_byte_are_refused(place: int, change: int) -> None:
+    data = bytearray(write_counts(REPORT, SIGNER))
+    data[place % len(data)] ^= change
+    with pytest.raises(ModelRefused):
+        read_counts(bytes(data), "city", "gas-level", TRUSTED, VERIFIER)

@@ -11,14 +11,18 @@ import pytest
 
 import stigmergy as st
 from stigmergy.app.config import Config
+from stigmergy.app.keyring import load_signer
+from stigmergy.app.models import publish_bundle
 from stigmergy.app.node_config import NodeConfig
 from stigmergy.app.workers import NatsWorker
 from stigmergy.base.errors import ConfigError
 from stigmergy.shard.homes import shard_of
 from stigmergy.testing.nats import NatsCluster, start_single
+from tests.models import gas
 from tests.models.sensors import KEY, PATIENT, Counter, GasSensor, bundle, judged, put, sample, until
 
 SHARDS = 2
+ROLLOUT = "ModelRollout/gas-level"
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +75,40 @@ async def test_a_worker_says_whose_rule_answers_and_refuses_a_model_without_one(
     refused = NatsWorker(st.Fleet("counts", agents=[Counter]), server.url, Config(), key=tmp_path / "key")
     with pytest.raises(ConfigError, match="'head-count', which has no fallback"):
         await refused.__aenter__()
+
+
+async def test_workers_with_keys_of_their_own_count_for_one_rollout(server: NatsCluster, tmp_path: Path) -> None:
+    """What a worker counts is signed with its key, which the one that runs the rollout is told to trust."""
+    settings = st.Settings(models=st.ModelSettings(hung_s=3_600), raw_may_leave=("GasLevelSampled to cluster",))
+    fleet = gas.gas_fleet(shards=SHARDS, settings=settings)
+    await publish_bundle(server.url, "gas", "gas-level-1.2.0.model", gas.bundle("1.2.0", 10))
+    await publish_bundle(server.url, "gas", "gas-level-1.3.0.model", gas.bundle("1.3.0", 9))
+    places = NodeConfig(models=server.url, model_keys=(gas.SIGNER.public_key.hex(),))
+    keys = [load_signer(tmp_path / f"{name}.key", create=True).public_key.hex() for name in "ab"]
+    sensors = [
+        next(name for name in (f"GasSensor/{n}" for n in range(99)) if shard_of(name, SHARDS) == shard)
+        for shard in range(SHARDS)
+    ]
+    about: dict[str, Any] = {"trust": keys, "node_config": places}
+    first = NatsWorker(fleet, server.url, Config(), key=tmp_path / "a.key", name="a", **about)
+    second = NatsWorker(fleet, server.url, Config(), key=tmp_path / "b.key", name="b", **about)
+    async with first as one, second as two:
+        running = [asyncio.ensure_future(worker.run()) for worker in (one, two)]
+        await until(lambda: len(one.owned()) == len(two.owned()) == 1)
+        lives = [(one if shard in one.owned() else two).live(shard) for shard in range(SHARDS)]
+        home = lives[shard_of(ROLLOUT, SHARDS)]
+        rule = st.RolloutRule(shadow_s=0, canary=0.5, report_s=0.05)
+        await home.send(ROLLOUT, st.BeginRollout(version="1.3.0", stable="1.2.0", rule=rule))
+
+        async def ask() -> set[str]:
+            for live, sensor in zip(lives, sensors, strict=True):
+                await live.observe(sensor, gas.GasLevelSampled(co=1.0))
+            return {source[0] for source in home.query(ROLLOUT, st.ModelRollout).stables}
+
+        async with asyncio.timeout(120):
+            while await ask() != {"a", "b"}:  # noqa: ASYNC110 - it is asked again and again
+                await asyncio.sleep(0.05)
+        assert not [text for text in home.troubles() if "counts" in text]
+        for worker in (one, two):
+            worker.stop()
+        await asyncio.gather(*running)

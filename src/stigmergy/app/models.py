@@ -24,10 +24,11 @@ from stigmergy.models.rollout_agent import KIND, ModelRollout
 from stigmergy.models.service import HANGS_MAX, ModelAnswer, ModelService, ModelSettings
 from stigmergy.models.supply import FolderPlace, ModelPlace, StorePlace, Supply
 from stigmergy.models.trial import Asking, Trial
-from stigmergy.models.versions import RecordTrust, RolloutVersions, ShadowVersions
+from stigmergy.models.versions import RecordsFile, RecordTrust, RolloutVersions, ShadowVersions
 from stigmergy.nats.naming import models_bucket
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
+from stigmergy.node.tells import AskModels
 from stigmergy.shard.inputs import EffectSettled
 from stigmergy.shard.outbox import Pending
 from stigmergy.store.port import KeyValue, Objects, Store
@@ -53,9 +54,10 @@ class NodeModels:
         *,
         run: str,
         journal: str = "",
+        trusted: Sequence[bytes] = (),
     ) -> None:
         """`hosts` are those whose agents ask. `run` names this run among all that count answers; beside the file of the
-        `journal` is kept what a start without a link needs."""
+        `journal` is kept what a start without a link needs. `trusted` are keys of other nodes, besides `peers`."""
         self._fleet = fleet
         self._url = node_config.models
         self._store = ModelsStore(self._url, fleet.name, clock)
@@ -64,8 +66,8 @@ class NodeModels:
         keys = [read_key(text).key for text in node_config.model_keys]
         self.versions: RolloutVersions | None = None
         if KIND in fleet.plans:
-            believed = [signer.public_key, *keys, *(read_key(text).key for text in node_config.peers)]
-            cache = None if beside is None else Path(f"{beside}{VERSIONS_BESIDE}")
+            believed = [signer.public_key, *keys, *trusted, *(read_key(text).key for text in node_config.peers)]
+            cache = None if beside is None else RecordsFile(Path(f"{beside}{VERSIONS_BESIDE}"))
             trust = RecordTrust(believed, Ed25519Verifier(), signer)
             self.versions = RolloutVersions(fleet.name, fleet.models, trust, clock, threads, source=run, cache=cache)
             self.versions.here = HostRollouts(fleet, hosts)
@@ -105,7 +107,8 @@ class NodeModels:
         """Models whose rules answer, bundles that are refused or missing, a store that cannot be reached."""
         found = self.service.troubles()
         # A shadow that does not answer is no trouble of its agents; its bundles may be, once: it has the same place.
-        found += [one for supply in self._supplies[1:] for one in supply.troubles() if one not in found]
+        shadow = [one for supply in self._supplies[1:] for one in supply.troubles()]
+        found += [one for one in shadow if not any(one in said for said in found)]
         return found if self.versions is None else [*found, *self.versions.troubles()]
 
     async def start(self, say: Callable[[str], None]) -> None:
@@ -259,9 +262,9 @@ class HostRollouts:
         return None
 
 
-def asker_of(host: Host, service: Asking) -> Callable[[int, Pending], None]:
+def asker_of(host: Host, service: Asking) -> AskModels:
     """What `Connections.models` is for this host. An answer settles the question, so it is recorded once; a question
-    that has none at the end is asked again after the next start."""
+    that has none at the end is asked again after the next start. A trial hears what agents tell of answers."""
 
     def ask(shard: int, pending: Pending) -> None:
         begun_ns = host.effector.traced_ns(shard, pending)
@@ -281,4 +284,4 @@ def asker_of(host: Host, service: Asking) -> Callable[[int, Pending], None]:
         told = EffectSettled(pending.sink, pending.sequence, answer.body, times_ns, answer.failed)
         host.intake.put_inside(shard, told)
 
-    return ask
+    return AskModels(ask, service.heard if isinstance(service, Trial) else None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stigmergy.agents.raw import CLUSTER, RawGuard
 from stigmergy.app.fleet import Fleet, load_signer
 from stigmergy.app.ledgers import admit_writers
 from stigmergy.app.node_config import ledgers_at
@@ -119,6 +120,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.fleet:
         place = config_of(arguments).fleet
         fleet = load_fleet(arguments.fleet, folder_of(arguments))  # a mistake in the module is said once, here
+        if workers:  # each of them would refuse it, again and again
+            settings = config_of(arguments).settings or fleet.settings
+            RawGuard(fleet.plans, settings.raw_may_leave).check(CLUSTER)
         if arguments.serve is not None:
             arguments.tokens = arguments.tokens or arguments.data / TOKENS
             serving_of(arguments, arguments.serve, None, fleet, module_folder(arguments.fleet))  # what it would refuse

@@ -25,8 +25,8 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
 from stigmergy.node.host import Connections, Host, connections_of
 from stigmergy.node.settings import Settings
+from stigmergy.node.tells import AskModels
 from stigmergy.shard.inputs import EnrollSigner
-from stigmergy.shard.outbox import Pending
 from stigmergy.store.blobs import Blobs
 
 # Services of a shard's host, started and stopped in order: peers, devices, bus, replication, control. The host connects
@@ -60,7 +60,7 @@ class ShardServices:
         blobs: Blobs | None = None,
         references: ReferenceTeller | None = None,
         models: RunningModels | None = None,
-        asks: Callable[[int, Pending], None] | None = None,
+        asks: AskModels | None = None,
     ) -> None:
         """`models` are those of the worker, which `asks` asks for this host."""
         self.models = models

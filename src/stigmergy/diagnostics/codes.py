@@ -76,7 +76,12 @@ _LIST = [
     LogCode("model-fallback", WARN, "A model cannot answer; its rule does.", "Put a bundle that fits into its place."),
     LogCode("model-refused", WARN, "A bundle of a model is of no use here.", "Pack it again, or correct model_keys."),
     LogCode("model-missing", WARN, "A version that a rollout wants is not here.", "Put its bundle where models are."),
-    LogCode("rollout-refused", WARN, "A record of versions is not believed.", "Correct model_keys, or the store."),
+    LogCode(
+        "rollout-refused",
+        WARN,
+        "A record of versions, or counts of a node, are not believed.",
+        "Correct model_keys or peers.",
+    ),
     LogCode("rollout-step", INFO, "A rollout has gone a step on, or back.", _NOTHING),
     LogCode("model-loaded", INFO, "A version of a model answers.", _NOTHING),
     LogCode("model-dropped", INFO, "A version of a model answers no more.", _NOTHING),

@@ -198,8 +198,9 @@ class ModelSource(Struct, frozen=True, omit_defaults=True):
     policy: str = ""
     """The verdict of the policy that the answer was checked by; empty while there is none."""
     shadow_version: str = ""
-    """The version that was asked beside, and whose answer nobody acts on."""
+    """In a rollout: the version in the shadow. What it answers is counted, and not kept: it may come later."""
     shadow_agrees: bool | None = None
+    """In older logs, where the shadow was the quicker one. It is written no more: of the slow ones it says nothing."""
     explanation: tuple[tuple[str, float], ...] = ()
     """The inputs that mattered most, each with how much it moved the first output; empty unless asked for."""
     revision: int = 0

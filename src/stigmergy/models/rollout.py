@@ -31,7 +31,7 @@ CANARY: Final = "canary"
 """The arms that an answer may come from."""
 RECORD_BYTES_MAX = 16 * 1024
 _TIME_S_MAX = 366 * 86_400.0
-_DOMAIN = b"stigmergy.model.versions@1"
+_VERSIONS, _COUNTS = b"stigmergy.model.versions@1", b"stigmergy.model.counts@1"
 _SCALE = 2.0**64
 
 
@@ -149,8 +149,9 @@ def judge(
 def _too_bad(rule: RolloutRule, stage: Stage, stable: VersionCounts, candidate: VersionCounts) -> str:
     wrong, wrong_before = _share(candidate.wrong, candidate.judged), _share(stable.wrong, stable.judged)
     if candidate.judged >= rule.judged_min and wrong - wrong_before > rule.false_positives_max:
+        what = "wrong" if stage == "shadow" else "false positives"
         return (
-            f"{wrong:.1%} of its {candidate.judged:,} judged answers are false positives, {wrong_before:.1%} of the "
+            f"{wrong:.1%} of its {candidate.judged:,} judged answers are {what}, {wrong_before:.1%} of the "
             f"old version's; false_positives_max is {rule.false_positives_max:.1%} above"
         )
     failed, failed_before = _share(candidate.failed, candidate.asks), _share(stable.failed, stable.asks)
@@ -210,6 +211,17 @@ class VersionRecord(Struct, frozen=True):
         return CANARY if chosen else STABLE if self.candidate else ""
 
 
+class CountsReport(Struct, frozen=True):
+    """What a node tells the one with the rollout: what it has counted since a revision."""
+
+    fleet: str
+    model: str
+    source: str
+    revision: int
+    stable: VersionCounts
+    candidate: VersionCounts
+
+
 class _Signed(Struct, array_like=True, frozen=True):
     record: bytes
     algorithm: int
@@ -219,13 +231,13 @@ class _Signed(Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _record_decoder = msgspec.msgpack.Decoder(VersionRecord)
+_report_decoder = msgspec.msgpack.Decoder(CountsReport)
 _signed_decoder = msgspec.msgpack.Decoder(_Signed)
 
 
 def write_record(record: VersionRecord, signer: Signer) -> bytes:
     """A record as it is kept in a store."""
-    body = _encode(record)
-    return _encode(_Signed(body, signer.algorithm, signer.public_key, signer.sign(_statement(body))))
+    return _write(_VERSIONS, record, signer)
 
 
 def read_record(
@@ -234,21 +246,12 @@ def read_record(
     """The record, if a trusted key has signed it and it is no older than what was seen. Raises ModelRefused."""
     where = f"the versions of {model}"
     try:
-        signed = _signed_decoder.decode(data[:RECORD_BYTES_MAX])
-        key = signed.key
-        if key not in trusted:
-            raise ModelRefused(
-                f"{where}: signed by {key.hex()[:64]}, which is not trusted here; add it to model_keys or peers"
-            )
-        if not verifier.verify(signed.algorithm, key, _statement(signed.record), signed.signature):
-            raise ModelRefused(f"{where}: damaged or forged, the signature does not cover this record")
-        record = _record_decoder.decode(signed.record)
+        record = _record_decoder.decode(_opened(_VERSIONS, where, data, trusted, verifier))
         for version in filter(None, (record.stable, record.candidate, record.before)):
             version_key(version)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelRefused(f"{where}: cannot be read ({error}); the node with its rollout writes it anew") from None
-    if (record.fleet, record.model) != (fleet, model):
-        raise ModelRefused(f"{where}: this is a record of {record.model!r} in the fleet {record.fleet!r}; it was moved")
+    _check_about(where, record, fleet, model)
     if record.revision < revision_min:
         raise ModelRefused(
             f"{where}: revision {record.revision} is older than {revision_min}, which was here; it is not gone back to"
@@ -256,5 +259,42 @@ def read_record(
     return record
 
 
-def _statement(record: bytes) -> bytes:
-    return _encode((_DOMAIN, record))
+def write_counts(report: CountsReport, signer: Signer) -> bytes:
+    """Counts as they are kept in a store."""
+    return _write(_COUNTS, report, signer)
+
+
+def read_counts(data: bytes, fleet: str, model: str, trusted: Sequence[bytes], verifier: Verifier) -> CountsReport:
+    """The counts, if a trusted key has signed them: they promote and roll back. Raises ModelRefused."""
+    where = f"counts of {model}"
+    try:
+        report = _report_decoder.decode(_opened(_COUNTS, where, data, trusted, verifier))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelRefused(
+            f"{where}: not signed, or damaged ({error}); update the node that writes them, or take its right to"
+        ) from None
+    _check_about(where, report, fleet, model)
+    return report
+
+
+def _write(domain: bytes, value: VersionRecord | CountsReport, signer: Signer) -> bytes:
+    body = _encode(value)
+    return _encode(_Signed(body, signer.algorithm, signer.public_key, signer.sign(_encode((domain, body)))))
+
+
+def _opened(domain: bytes, where: str, data: bytes, trusted: Sequence[bytes], verifier: Verifier) -> bytes:
+    """What a trusted key has signed for this purpose. Raises ModelRefused, and what msgspec raises."""
+    signed = _signed_decoder.decode(data[:RECORD_BYTES_MAX])
+    key = signed.key
+    if key not in trusted:
+        raise ModelRefused(
+            f"{where}: signed by {key.hex()[:64]}, which is not trusted here; add it to model_keys or peers"
+        )
+    if not verifier.verify(signed.algorithm, key, _encode((domain, signed.record)), signed.signature):
+        raise ModelRefused(f"{where}: damaged or forged, the signature does not cover this record")
+    return signed.record
+
+
+def _check_about(where: str, value: VersionRecord | CountsReport, fleet: str, model: str) -> None:
+    if (value.fleet, value.model) != (fleet, model):
+        raise ModelRefused(f"{where}: this is a record of {value.model!r} in the fleet {value.fleet!r}; it was moved")

@@ -109,13 +109,16 @@ class Choice(Struct, frozen=True):
     arm: str = ""
     revision: int = 0
     """Of the step of a rollout that says so; 0: none is under way."""
+    beside: str = ""
+    """The version in the shadow."""
 
 
 class Versions(Protocol):
     """Which versions of a model run here, and who gets which: a rollout, or the newest for everybody."""
 
-    def wanted(self, model: str, usable: Sequence[str]) -> Sequence[str]:
-        """Which of these versions to have loaded; they are sorted, the newest last."""
+    def wanted(self, model: str, usable: Sequence[str], refused: Sequence[str]) -> Sequence[str]:
+        """Which of the usable versions to have loaded; they are sorted, the newest last. `refused` are there as well,
+        and said to be of no use."""
         ...
 
     def choose(self, model: str, agent: str, loaded: Sequence[str]) -> Choice:
@@ -126,7 +129,7 @@ class Versions(Protocol):
 class Newest:
     """The Versions of a node without a rollout."""
 
-    def wanted(self, model: str, usable: Sequence[str]) -> Sequence[str]:
+    def wanted(self, model: str, usable: Sequence[str], refused: Sequence[str]) -> Sequence[str]:
         """The newest one."""
         return usable[-1:]
 
@@ -211,7 +214,7 @@ class ModelService:
         self.unusable: dict[str, tuple[str, str]] = {}
         """Per model without a version that can be used, why: MISSING or REFUSED or another reason, and a sentence."""
         self.refused: Callable[[], list[Trouble]] = list
-        """Says which bundles are of no use although their models answer."""
+        """Says which bundles are of no use."""
         self.lost: Callable[[LoadedVersion], None] = lambda _: None
         """Told of a unit whose thread hangs: it is to be loaded anew."""
         self.settings = settings or ModelSettings()
@@ -273,7 +276,11 @@ class ModelService:
             if because:
                 who = "its rule answers" if cls.__model__.has_fallback else "nobody answers"
                 found.append(Trouble("model-fallback", f"model {name}: {who} ({because})", past=f"model {name}"))
-        return [*found, *self.refused()]
+        # What a rule answers for says why already.
+        return [
+            *found,
+            *(one for one in self.refused() if one.code != "model-refused" or not any(one in x for x in found)),
+        ]
 
     # ------------------------------------------------------------------ questions
 
@@ -504,6 +511,7 @@ class ModelService:
             latency_s=(self._clock.monotonic_ns() - question.asked_ns) / SECOND_NS,
             fallback=fallback,
             arm=choice.arm,
+            shadow_version=choice.beside,
             explanation=explanation,
             revision=choice.revision,
             asked_by=question.agent if choice.revision else "",

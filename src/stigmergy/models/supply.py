@@ -212,12 +212,10 @@ class Supply:
         return int(not self._loading.is_set())
 
     def troubles(self) -> list[Trouble]:
-        """A place that cannot be looked at, and bundles that are refused although an older one answers."""
+        """A place that cannot be looked at, and bundles that are refused."""
         found = [Trouble("models-unseen", self._unseen)] if self._unseen else []
-        for name, versions in self._versions.items():
-            if self._service.loaded(name):
-                found += [Trouble("model-refused", f"{one.file}: {one.why}") for one in versions.values() if one.why]
-        return found
+        refused = (one for versions in self._versions.values() for one in versions.values() if one.why)
+        return [*found, *(Trouble("model-refused", f"{one.file}: {one.why}") for one in refused)]
 
     async def look(self) -> None:
         """Loads what is wanted and not loaded, and drops what is gone."""
@@ -250,8 +248,9 @@ class Supply:
     async def _look_for(self, name: str, cls: type[Model], files: Mapping[str, str]) -> None:
         versions = self._found(name, files)
         while True:
-            usable = [version for version, one in versions.items() if one.unit or one.refused_stamp != one.stamp]
-            wanted = self._service.versions.wanted(name, usable)
+            refused = [version for version, one in versions.items() if not one.unit and one.refused_stamp == one.stamp]
+            usable = [version for version in versions if version not in refused]
+            wanted = self._service.versions.wanted(name, usable, refused)
             now_ns = self._clock.monotonic_ns()
             due = [
                 (version, versions[version])
@@ -268,9 +267,9 @@ class Supply:
             if one.refused_stamp != one.stamp:
                 one.why = ""
         if not self._service.loaded(name):
-            refused = [one for one in versions.values() if one.refused_stamp == one.stamp]
-            if refused:
-                self._service.unusable[name] = (REFUSED, f"{refused[-1].file}: {refused[-1].why}")
+            bad = [one for one in versions.values() if one.refused_stamp == one.stamp]
+            if bad:
+                self._service.unusable[name] = (REFUSED, f"{bad[-1].file}: {bad[-1].why}")
             elif not any(one.hangs for one in versions.values()):
                 self._service.unusable[name] = (MISSING, f"there is no {name}-VERSION{SUFFIX}")
 

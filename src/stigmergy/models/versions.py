@@ -7,7 +7,8 @@
 A record that a trusted key has signed is taken if its revision is higher than any that was here, and kept in a file
 beside the journal: a start without a link goes on with it, and an older one is never gone back to. The node that runs
 `ModelRollout/NAME` writes the record of that model whenever the agent has decided something; all nodes write what they
-count, as sums under a name of their own, and that node gives them to the agent. Nothing here waits for the store.
+count, as signed sums under a name of their own, and that node gives those of trusted keys to the agent. Nothing here
+waits for the store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -34,14 +35,17 @@ from stigmergy.diagnostics.logger import Log
 from stigmergy.models.rollout import (
     CANARY,
     STABLE,
+    CountsReport,
     VersionCounts,
     VersionRecord,
+    read_counts,
     read_record,
+    write_counts,
     write_record,
 )
 from stigmergy.models.rollout_agent import CountsHeard, ModelRollout
 from stigmergy.models.service import Choice
-from stigmergy.store.port import Change, Complete, KeyValue, StoredEntry, Watch
+from stigmergy.store.port import Change, Complete, Gone, KeyValue, StoredEntry, Watch
 
 LOOK_S = 0.25
 """How often it is looked whether a rollout here has decided something, and whether there are counts to tell."""
@@ -76,6 +80,20 @@ class RolloutsHere(Protocol):
         ...
 
 
+class RecordsKept(Protocol):
+    """The last records, for a start without a link. Called on a thread."""
+
+    name: str
+
+    def read(self) -> bytes:
+        """What was written last; empty if nothing was. Raises OSError."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Keeps this, whole or not at all. Raises OSError."""
+        ...
+
+
 class RolloutVersions:
     """Which version answers whom on this node (the Versions port)."""
 
@@ -88,9 +106,9 @@ class RolloutVersions:
         threads: Threads,
         *,
         source: str,
-        cache: Path | None = None,
+        cache: RecordsKept | None = None,
     ) -> None:
-        """`source` names this run of this node among all that count. `cache` is the file of the last records."""
+        """`source` names this run of this node among all that count. `cache` keeps the last records."""
         self.records: dict[str, VersionRecord] = {}
         self.on_change: Callable[[], None] = lambda: None
         """Called when another version may be wanted."""
@@ -109,8 +127,10 @@ class RolloutVersions:
         self._heard = asyncio.Event()
         self._stored: dict[str, int] = {}
         """The revisions that the store is known to have."""
-        self._told: dict[tuple[str, str], CountsHeard] = {}
-        """Counts of all nodes that the agents here have not been given yet, the newest of each source."""
+        self._told: dict[tuple[str, str], bytes] = {}
+        """By model and key: counts of all nodes that were not looked at yet, the newest of each."""
+        self._disbelieved: dict[tuple[str, str], str] = {}
+        """By model and key: counts in the store that the rollouts here are not given, and why."""
         self._counts: dict[str, tuple[int, VersionCounts, VersionCounts]] = {}
         """By model: the revision, and what this node has counted since, of the stable version and of the new one."""
         self._reported: dict[str, tuple[int, VersionCounts, VersionCounts]] = {}
@@ -125,7 +145,7 @@ class RolloutVersions:
 
     # ------------------------------------------------------------------ which version (the port of the service)
 
-    def wanted(self, model: str, usable: Sequence[str]) -> Sequence[str]:
+    def wanted(self, model: str, usable: Sequence[str], refused: Sequence[str]) -> Sequence[str]:
         """The stable version, and in a canary the new one; where the stable one is not there, what was before."""
         record = self.records.get(model)
         if record is None:
@@ -134,14 +154,10 @@ class RolloutVersions:
                 self._first[model] = usable[-1] if usable else ""
             return [self._first[model]] if usable else []
         found = [record.stable] if record.stable in usable else [one for one in (record.before,) if one in usable]
-        lacking = [record.stable] if record.stable not in usable else []
-        if record.candidate and record.candidate not in usable:
-            lacking.append(record.candidate)
+        lacking = [one for one in (record.stable, record.candidate) if one and one not in (*usable, *refused)]
         answers = f"version {found[0]} answers" if found else "its rule answers"
         self._missing[model] = (
-            f"model {model}: version {' and '.join(lacking)} is wanted and not here, or of no use; {answers}"
-            if lacking
-            else ""
+            f"model {model}: version {' and '.join(lacking)} is wanted and not here; {answers}" if lacking else ""
         )
         if record.stage == CANARY and record.candidate in usable:
             found.append(record.candidate)
@@ -157,7 +173,7 @@ class RolloutVersions:
         if arm == CANARY and record.candidate in loaded:
             return Choice(record.candidate, CANARY, revision)
         version = record.before if record.stable not in loaded and record.before in loaded else record.stable
-        return Choice(version, STABLE if arm else "", revision)
+        return Choice(version, STABLE if arm else "", revision, record.candidate if record.stage == "shadow" else "")
 
     # ------------------------------------------------------------------ counting
 
@@ -182,12 +198,16 @@ class RolloutVersions:
                 async with asyncio.timeout(FIRST_HEARD_S):
                     await self._heard.wait()
 
-    async def stop(self) -> None:
-        """Follows nothing more. The last counts are told by the next stage, or not at all."""
+    async def kill(self) -> None:
+        """Follows nothing more, and keeps nothing: a crash."""
         task, self._task = self._task, None
         await end_tasks(task)
         for watch in self._watches:
             watch.stop()
+
+    async def stop(self) -> None:
+        """Follows nothing more. The last counts are told by the next stage, or not at all."""
+        await self.kill()
         with contextlib.suppress(OSError):  # the store says it anew
             await self._write_cache()  # the next start must not go back behind what agents were answered by
 
@@ -195,7 +215,7 @@ class RolloutVersions:
         """Versions that are wanted and missing, records that are refused, a store that cannot be reached."""
         return [
             *coded("model-missing", self._missing.values()),
-            *coded("rollout-refused", self._refused.values()),
+            *coded("rollout-refused", [*self._refused.values(), *self._disbelieved_said()]),
             *coded("models-unseen", [self._unreachable]),
         ]
 
@@ -225,16 +245,17 @@ class RolloutVersions:
         """What the store says. It repeats everything when something may have been missed."""
         if isinstance(change, Complete):
             self._heard.set()
-        if not isinstance(change, StoredEntry):
+        if not isinstance(change, StoredEntry | Gone):
             return
         kind, _, rest = change.key.partition(".")
         model = rest.partition(".")[0]
+        self._disbelieved.pop((model, change.key), None)
+        if isinstance(change, Gone):
+            return
         if f"{kind}." == VERSIONS and model in self._models:
             self._take(model, change.value)
         elif f"{kind}." == COUNTS and self.here is not None and len(self._told) < COUNTS_WAITING_MAX:
-            with contextlib.suppress(msgspec.DecodeError):
-                told = msgspec.msgpack.decode(change.value, type=CountsHeard)
-                self._told[model, told.source] = told
+            self._told[model, change.key] = change.value
 
     def _take(self, model: str, data: bytes) -> None:
         """Takes a record that is newer than what is known. One that is refused changes nothing."""
@@ -281,11 +302,29 @@ class RolloutVersions:
                 self._take(model, write_record(rollout.record(self._fleet), self._trust.signer))
                 self._stored[model] = stored
         while self._told:
-            (model, source), told = next(iter(self._told.items()))
-            if here.find(model) is not None:
+            (model, key), data = next(iter(self._told.items()))
+            if here.find(model) is not None and (told := self._believed(model, key, data)) is not None:
                 await here.observe(model, told)
-            if self._told.get((model, source)) is told:
-                del self._told[model, source]
+            if self._told.get((model, key)) is data:
+                del self._told[model, key]
+
+    def _believed(self, model: str, key: str, data: bytes) -> CountsHeard | None:
+        """Counts of a node whose key is trusted."""
+        try:
+            told = read_counts(data, self._fleet, model, self._trust.keys, self._trust.verifier)
+        except ModelRefused as error:
+            if len(self._disbelieved) < COUNTS_WAITING_MAX:
+                self._disbelieved[model, key] = str(error)
+            return None
+        return CountsHeard(source=told.source, revision=told.revision, stable=told.stable, candidate=told.candidate)
+
+    def _disbelieved_said(self) -> list[str]:
+        said = []
+        for model in self._models:
+            found = [why for (name, _), why in self._disbelieved.items() if name == model]
+            if found:
+                said.append(f"{found[-1]} (counts that are not taken: {len(found)})")
+        return said
 
     async def _store(self, model: str, rollout: ModelRollout, keys: KeyValue) -> None:
         """Writes the record of a rollout that has moved on. A store that knows more is left as it is, and that shows:
@@ -317,11 +356,13 @@ class RolloutVersions:
             if now_ns < self._due_ns.get(model, 0):
                 continue
             self._due_ns[model] = now_ns + int(record.report_s * SECOND_NS)
-            told = CountsHeard(source=self._source, revision=counted[0], stable=counted[1], candidate=counted[2])
+            revision, stable, candidate = counted
             if self._keys is not None:
                 name = blake3(self._source.encode()).hexdigest(length=16)
-                await self._keys.put(f"{COUNTS}{model}.{name}", msgspec.msgpack.encode(told))
+                report = CountsReport(self._fleet, model, self._source, revision, stable, candidate)
+                await self._keys.put(f"{COUNTS}{model}.{name}", write_counts(report, self._trust.signer))
             elif self.here is not None and self.here.find(model) is not None:
+                told = CountsHeard(source=self._source, revision=revision, stable=stable, candidate=candidate)
                 await self.here.observe(model, told)
             else:
                 continue
@@ -334,18 +375,20 @@ class RolloutVersions:
             with contextlib.suppress(OSError):  # whoever began it has heard of it
                 await asyncio.shield(self._writing)  # it goes on although the task that began it was ended
         if self._is_unwritten and self._cache is not None:
-            self._is_unwritten, path, signed = False, self._cache, dict(self._signed)
-            self._writing = asyncio.ensure_future(self._threads.run(lambda: _write_file(path, signed)))
+            self._is_unwritten, cache, data = False, self._cache, msgspec.msgpack.encode(self._signed)
+            self._writing = asyncio.ensure_future(self._threads.run(lambda: cache.write(data)))
             await asyncio.shield(self._writing)
 
-    async def _read_cache(self, path: Path) -> None:
+    async def _read_cache(self, cache: RecordsKept) -> None:
         try:
-            data = await self._threads.run(lambda: path.read_bytes() if path.exists() else b"")
+            data = await self._threads.run(cache.read)
             for model, signed in (msgspec.msgpack.decode(data, type=dict[str, bytes]) if data else {}).items():
                 if model in self._models:
                     self._take(model, signed)
         except (OSError, msgspec.DecodeError) as error:
-            self._refused[""] = f"{path}: what was known of versions cannot be read ({error}); the store says it anew"
+            self._refused[""] = (
+                f"{cache.name}: what was known of versions cannot be read ({error}); the store says it anew"
+            )
         self._stored.clear()
         self._is_unwritten = False
 
@@ -356,7 +399,7 @@ class ShadowVersions:
     def __init__(self, versions: RolloutVersions) -> None:
         self._versions = versions
 
-    def wanted(self, model: str, usable: Sequence[str]) -> Sequence[str]:
+    def wanted(self, model: str, usable: Sequence[str], refused: Sequence[str]) -> Sequence[str]:
         """The new version, while it is in the shadow."""
         record = self._versions.records.get(model)
         is_shadow = record is not None and record.stage == "shadow" and record.candidate in usable
@@ -368,10 +411,22 @@ class ShadowVersions:
         return Choice(loaded[-1] if record is None else record.candidate)
 
 
-def _write_file(path: Path, signed: Mapping[str, bytes]) -> None:
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
-        file.write(msgspec.msgpack.encode(signed))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+class RecordsFile:
+    """Records in a file, by model."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._path = path
+
+    def read(self) -> bytes:
+        """The file."""
+        return self._path.read_bytes() if self._path.exists() else b""
+
+    def write(self, data: bytes) -> None:
+        """Replaces the file."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        with fresh.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._path)

@@ -46,7 +46,7 @@ from stigmergy.node.intake import AwaitedTicket, Intake, Repeats
 from stigmergy.node.mailbox import Mailbox, Queued, fail_untaken
 from stigmergy.node.measures import HostMeasures
 from stigmergy.node.settings import Settings
-from stigmergy.node.tells import RemoteAgents, RemoteShards, Tells
+from stigmergy.node.tells import AskModels, RemoteAgents, RemoteShards, Tells
 from stigmergy.node.tracer import SpanSink, Tracer
 from stigmergy.node.wakeups import Alarms, OnUnserved, Waker
 from stigmergy.shard.commit import Commit
@@ -83,7 +83,7 @@ class Connections(Struct, frozen=True):
     """The agents that other nodes run; without a bus what is told to them is given up."""
     forward: Callable[[int, Pending], None] | None = None
     """Sends a durable command on to the node that runs its agent."""
-    models: Callable[[int, Pending], None] | None = None
+    models: AskModels | None = None
     """Asks the node's models; without them what is asked of them is given up."""
     forwards: Callable[[str], bool] | None = None
     """Whether commands for an agent that does not run here can be sent on."""
@@ -202,6 +202,7 @@ class Host:
         calls = (self._gather, self._written, self._give_up)
         self.committer = Committer(self.shards, journal, signer, clock, tidy, settings, *calls, covers_all)
         self.tells = Tells(self.shards, mailbox, self.intake.put_inside, self.assignment, now, to.peers, to.remote)
+        self.tells.heard = None if to.models is None else to.models.heard
         plans, incarnation, self.blobs = declaration.plans, journal.identity.incarnation, to.blobs
         self.effector = Effector(
             actuators, plans, settings, incarnation, self._inform, self._held_claim, to.publish, to.blobs, to.enter
@@ -598,7 +599,7 @@ class Host:
             if at_rest and pending.agent in at_rest:
                 continue
             if pending.sink == MODELS and self._connections.models is not None:
-                self._connections.models(number, pending)
+                self._connections.models.ask(number, pending)
             elif pending.sink != LEDGER:
                 self.effector.release(number, pending)
             elif self._claims is not None:

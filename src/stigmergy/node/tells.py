@@ -117,6 +117,15 @@ class RemoteAgents(Protocol):
         ...
 
 
+class AskModels(Struct, frozen=True):
+    """The models of a node, for one host."""
+
+    ask: Callable[[int, Pending], None]
+    """Asks what a durable effect asks."""
+    heard: Callable[[bytes], None] | None = None
+    """Is given the body of each durable tell before it leaves: some say whether an answer was right."""
+
+
 class Tells:
     """Releases what the shards of a host tell others."""
 
@@ -138,6 +147,8 @@ class Tells:
         self._silent_until_ns: int | None = None
         self._unsaid = 0
         self.counters = TellCounters()
+        self.heard: Callable[[bytes], None] | None = None
+        """Is given the body of each durable tell before it leaves."""
         self._shards = shards
         self._mailbox = mailbox
         self._put = put
@@ -148,6 +159,10 @@ class Tells:
         others: list[Pending] = []
         remote: list[Pending] = []
         tells: dict[str, list[Pending]] = {}
+        if self.heard is not None:
+            for pending in owed:
+                if pending.sink.startswith((SHARD_SINKS, REMOTE_SINKS)):
+                    self.heard(pending.body)
         for pending in owed:
             if pending.sink.startswith(SHARD_SINKS):
                 tells.setdefault(pending.sink, []).append(pending)

@@ -27,7 +27,9 @@ from stigmergy.bus.port import BusMessage
 from stigmergy.bus.topics import AGENTS, check_level_name
 from stigmergy.claims.memory_ledger import MemoryLedgerStore
 from stigmergy.crdt.anti_entropy.context import SharedStatus
-from stigmergy.models.model import Model
+from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.models.rollout_agent import KIND
+from stigmergy.models.versions import RecordTrust
 from stigmergy.network.bus_link import describe_this_node
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
@@ -66,11 +68,12 @@ from stigmergy.sim.faults import (
 )
 from stigmergy.sim.liar import Lies, begin_to_lie, tell_the_truth
 from stigmergy.sim.links import Links, SimBroker, SimBus, SimLedger
-from stigmergy.sim.models import Answering, SimModels
+from stigmergy.sim.models import Answers, SimModels, SimRecords, SimRollouts, check_answers
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import WRITE_S, Machine, NodeService, draw_journal
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, TimelineEntry, shown
+from stigmergy.store.memory import MemoryStore
 
 # The agents of a simulated fleet, and the machine of each.
 
@@ -342,8 +345,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     """Other versions of the same fleet, which some nodes run."""
     devices: bool = False
     """Whether the fleet's own sensors, actuators and loops run; otherwise all actions are taken by simulated ones."""
-    models: Mapping[type[Model], Answering] = {}
-    """What models answer, as functions of their inputs; without one, their rule does."""
+    models: Answers = {}
+    """What models answer, as functions of their inputs, in a rollout by version; without one, their rule does."""
     journal: str | None = None
     """`memory`, `sqlite` or `segments` for all machines; None draws it for each."""
     bus: bool = True
@@ -371,6 +374,9 @@ class SimFleet:
         named = setup.nodes if isinstance(setup.nodes, Mapping) else self.placement
         self.assigned = {name: Assignment(named[name]) for name in self.placement}  # with what comes later
         names = list(self.placement)
+        check_answers(setup.fleet, setup.models, self.addresses)
+        self._records: dict[tuple[str, int], SimRecords] = {}
+        """What each disk keeps of rollouts, by machine and incarnation."""
         chance = run.chance("fleet")
         self.broker = SimBroker(redeliver_after_s=chance.choice((None, None, 0.5)))
         self.network = Network(run.seed)
@@ -488,8 +494,19 @@ class SimFleet:
         if made is not None and made.replicas is not None and machine.name in self._lying:
             begin_to_lie(made.replicas, self.setup.fleet.name, machine.signer, self.lies)
         chance = self.run.chance(f"{machine.name}/models/{machine.incarnation}/{machine.lives}")
-        models = SimModels(host, self.setup.models, machine.receiver.temper, chance)
+        models = SimModels(host, self.setup.models, machine.receiver.temper, chance, self._rollouts(machine, host))
         return (*(() if made is None else (made,)), *((models,) if host.declaration.models else ()))
+
+    def _rollouts(self, machine: Machine, host: Host) -> SimRollouts | None:
+        if KIND not in host.declaration.plans or not host.declaration.models:
+            return None
+        store = MemoryStore(self.run.store_server, machine.clock)
+        self.links.stores[machine.name] = store.line
+        self.links.change(machine.name)
+        trusted = [one.signer.public_key for one in self.machines.values()]
+        records = self._records.setdefault((machine.name, machine.incarnation), SimRecords())
+        source = f"{machine.name}/{machine.incarnation}.{machine.lives}"
+        return SimRollouts(RecordTrust(trusted, Ed25519Verifier(), machine.signer), store, records, source)
 
     def kept(self, machine: Machine, group: Group) -> None:
         """A group of commits is durable on a machine."""

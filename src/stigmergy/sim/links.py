@@ -20,6 +20,7 @@ from stigmergy.bus.port import BusMessage
 from stigmergy.claims.memory_ledger import MemoryLedger, MemoryLedgerStore
 from stigmergy.claims.port import READ_COUNT_MAX, Heard, LedgerCheckpoint, LedgerEntry
 from stigmergy.sim.network import LinkFaults, Network
+from stigmergy.store.memory import MemoryConnection
 
 PER_MILLE = 1_000
 LATENCY_S = 0.001
@@ -179,6 +180,8 @@ class Links:
         self._broker = broker
         self._network = network
         self.quality = {node: Quality() for node in nodes}
+        self.stores: dict[str, MemoryConnection] = {}
+        """The connection of each node to the store of rollouts, since its last start."""
 
     def change(self, node: str, **changes: int | bool) -> None:
         """Changes how well a node is connected."""
@@ -191,6 +194,8 @@ class Links:
         if quality.is_unheard != was_unheard:
             self._mute(node, quality.is_unheard)
         self._change_mesh(node)
+        if node in self.stores:
+            self.stores[node].cut_off = quality.is_cut or quality.is_unheard
 
     def double(self, node: str) -> None:
         """What comes from now on is acknowledged in vain; `mend` makes it come again."""

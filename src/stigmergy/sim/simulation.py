@@ -35,7 +35,6 @@ from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.supervision import SHARD_ADDRESS, InputFailed, InputsSkipped
 from stigmergy.base.errors import ConfigError, StigmergyError
 from stigmergy.keys.ed25519 import Ed25519Verifier
-from stigmergy.models.model import Model
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import bus_source
 from stigmergy.shard.commit_reader import KeptEvent, walk
@@ -61,7 +60,7 @@ from stigmergy.sim.faults import ALL, Fault, Planned, read_faults
 from stigmergy.sim.fleet import FOR_S, HEAL_S, Nodes, Setup, SimFleet
 from stigmergy.sim.joined_log import JoinedLog, join_logs
 from stigmergy.sim.logbook import Logbook
-from stigmergy.sim.models import Answering
+from stigmergy.sim.models import Answers
 from stigmergy.sim.node import SITE, Machine, Replaced
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, render
@@ -552,7 +551,7 @@ def simulate(
     versions: Sequence[Declaration] = (),
     devices: bool = False,
     journal: str | None = None,
-    models: Mapping[type[Model], Answering] | None = None,
+    models: Answers | None = None,
 ) -> Callable[[Callable[Concatenate[World, P], Coroutine[Any, Any, None] | None]], Callable[P, None]]:
     """Makes a function that takes a World a test that runs it in a simulated fleet, for each of these seeds.
 
@@ -560,7 +559,7 @@ def simulate(
     machines they live, or which of them on each: `{"north": ["Valve/1", "Pump/*"], …}`. `faults`: what may go wrong,
     drawn anew for each seed. `versions`: other versions of the same fleet, which some nodes run. `devices`: whether the
     fleet's own sensors and actuators run, or simulated ones. `models`: functions that answer in the place of
-    models; without one, the rule of a model answers.
+    models, in a rollout one for each version; without one, the rule of a model answers.
     """
     wanted = read_faults(faults) if isinstance(faults, str) else tuple(faults)
     setup = Setup(
@@ -621,7 +620,7 @@ class Simulation:
         versions: Sequence[Declaration] = (),
         devices: bool = False,
         journal: str | None = None,
-        models: Mapping[type[Model], Answering] | None = None,
+        models: Answers | None = None,
     ) -> list[Outcome]:
         """The same options as `simulate`. Returns what each run found; raises SimulationFailed for one that failed."""
         __tracebackhide__ = True

@@ -68,8 +68,8 @@ def shown_chain(chain: Chain) -> Iterator[list[Cell]]:
         if source.policy:
             yield [f"{'':>10}policy: {source.policy}"]
         if source.shadow_version:
-            alike = "agrees" if source.shadow_agrees else "differs"
-            yield [f"{'':>10}in the shadow: {source.shadow_version} {alike}"]
+            alike = {None: "", True: " agrees", False: " differs"}[source.shadow_agrees]
+            yield [f"{'':>10}in the shadow: {source.shadow_version}{alike}"]
         for name, moved in source.explanation:
             yield [f"{'':>10}{name:<24} {moved:+.4f}"]
     for entry in chain.decided:
