@@ -261,7 +261,9 @@ class HostRollouts:
 
 def asker_of(host: Host, service: Asking) -> Callable[[int, Pending], None]:
     """What `Connections.models` is for this host. An answer settles the question, so it is recorded once; a question
-    that has none at the end is asked again after the next start."""
+    that has none at the end is asked again after the next start. Answers that come together, as those of one run do,
+    enter the mailbox as one input."""
+    came: dict[int, list[EffectSettled]] = {}
 
     def ask(shard: int, pending: Pending) -> None:
         begun_ns = host.effector.traced_ns(shard, pending)
@@ -273,12 +275,22 @@ def asker_of(host: Host, service: Asking) -> Callable[[int, Pending], None]:
             return
         if host.measures is not None:
             host.measures.answered(answer.model, answer.version, answer.outcome, answer.latency_ns)
-        key = f"{pending.incarnation}.{shard}.{pending.position}.{pending.index}"
         if answer.failed and host.effector.failures is not None:
+            key = f"{pending.incarnation}.{shard}.{pending.position}.{pending.index}"
             about = (shard, pending.agent, f"model {answer.model}", key)
             host.effector.failures.effect_failed(*about, answer.failed)
         times_ns = (begun_ns, host.effector.traced_ns(shard, pending)) if begun_ns else (0, 0)
         told = EffectSettled(pending.sink, pending.sequence, answer.body, times_ns, answer.failed)
-        host.intake.put_inside(shard, told)
+        together = came.get(shard)
+        if together is None:
+            came[shard] = [told]
+            asyncio.get_running_loop().call_soon(tell, shard)
+        else:
+            together.append(told)
+
+    def tell(shard: int) -> None:
+        results = came.pop(shard)
+        if host.failure is None:
+            host.intake.put_results(shard, results)
 
     return ask
