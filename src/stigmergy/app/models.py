@@ -19,7 +19,7 @@ from stigmergy.base.trust import Signer
 from stigmergy.diagnostics.codes import Trouble
 from stigmergy.diagnostics.logger import Log
 from stigmergy.keys.ed25519 import Ed25519Verifier
-from stigmergy.models.engine import ThreadEngine
+from stigmergy.models.engine import ThreadEngine, outlive_threads
 from stigmergy.models.rollout_agent import KIND, ModelRollout
 from stigmergy.models.service import HANGS_MAX, ModelAnswer, ModelService, ModelSettings
 from stigmergy.models.supply import FolderPlace, ModelPlace, StorePlace, Supply
@@ -147,6 +147,7 @@ class NodeModels:
         parts: list[ThreadEngine | Supply] = [*self._engines, *self._supplies]
         hanging = sum(await asyncio.gather(*(part.ended(self._drain_s) for part in parts)))
         if hanging:
+            outlive_threads()
             threads = "a thread" if hanging == 1 else f"{hanging} threads"
             log.say("model-hung", f"the node ends, and {threads} in a runtime did not within {self._drain_s:g} s: left")
         await self._store.close()
