@@ -340,7 +340,7 @@ class InputDispatcher:
         self, draft: Draft, address: str, fact: Event, source: str, now_ns: int, body: bytes | None = None
     ) -> None:
         """Keeps a fact that an agent may decide something about: first it is part of the state, then it is decided.
-        With `body`, the bytes of a fact of a service, it is kept in them if it changes nothing by itself.
+        With `body`, the bytes of a fact of a service, it is kept in them.
 
         A stopped agent learns of it and does nothing."""
         stopped, image, error = address in self._state.stopped, None, None
@@ -349,7 +349,7 @@ class InputDispatcher:
         if body is not None and agent_plan.plans[fact.__class__].silent:
             image = keep_silent(draft, address, agent_plan, agent, fact, body)
         else:
-            error = self.keep(draft, address, fact, now_ns, quietly=stopped)
+            error = self.keep(draft, address, fact, now_ns, quietly=stopped, body=body)
         if error is None and not stopped:
             error = self.follow_up(draft, address, fact, now_ns, image)
         if error is not None:
@@ -385,24 +385,34 @@ class InputDispatcher:
             draft.grow(address, bodies_bytes=size_of(one))
         return None
 
-    def keep(self, draft: Draft, address: str, event: Event, now_ns: int, *, quietly: bool = False) -> Exception | None:
-        """Keeps an event of the framework. If a handler of the agent fails on it, it stays a fact without reactions;
-        `quietly` it has none in any case."""
-        body = encode(event)
+    def keep(
+        self,
+        draft: Draft,
+        address: str,
+        event: Event,
+        now_ns: int,
+        *,
+        quietly: bool = False,
+        body: bytes | None = None,
+    ) -> Exception | None:
+        """Keeps an event of the framework, in these bytes if there are some. If a handler of the agent fails on it, it
+        stays a fact without reactions; `quietly` it has none in any case."""
+        if body is None:
+            body = encode(event)
         self._state.note(address, event, now_ns)
         if address == SHARD_ADDRESS:
             draft.events.append((address, body))
             draft.grow(bodies_bytes=len(body))
             draft.hurry(0)
             return None
-        agent_plan = self._state.plan_at(address)
+        agent = self._state.agents.get(address)
+        agent_plan = self._state.plan_at(address) if agent is None else self._state.plan_of[agent.__class__]
         if agent_plan.engine is not None:
             # No handler of a compiled agent takes such an event, and its sender has enrolled its agent.
             draft.events.append((address, body))
             draft.grow(address, bodies_bytes=len(body))
             draft.hurry(0)
             return None
-        agent = self._state.agents.get(address)
         image = None if agent is None else agent_plan.copy(agent)
         if agent is None:
             agent = self._state.new_agent(address, agent_plan)
