@@ -110,7 +110,7 @@ async def main() -> None:
     async with fleet.running(journal="memory:", **where) as live:
         await live.observe("Sensor/s1", Sampled({STEPS}))
         looks = 0
-        while looks < 20:  # so long a thread has much to do only in the runtime
+        while looks < 5:  # so long a thread has much to do only in the runtime
             await asyncio.sleep(0.005)
             looks = looks + 1 if running() else 0
     print("left", running(), flush=True)
