@@ -13,7 +13,7 @@ from stigmergy.base.errors import ModelFailed, ModelRefused
 from stigmergy.models.bundle import Bundle, inspect_bundle, write_bundle
 from stigmergy.models.forest import Forest, ForestRuntime, Tree, read_forest, write_forest
 from stigmergy.models.onnx_runtime import OnnxRuntime
-from stigmergy.models.runtime import ModelRuntime, pack_row, unpack_row
+from stigmergy.models.runtime import ModelRuntime, is_finite, pack_row, unpack_row
 from stigmergy.models.runtimes import find_runtime
 from stigmergy.testing.runtime_contract import RuntimeContract
 from tests.models.nets import ROWS, forest, net, net_manifest, stump
@@ -139,6 +139,15 @@ def test_rows_hold_what_float32_holds() -> None:
     assert unpack_row(pack_row(ROWS[2])) == tuple(ROWS[2])
     with pytest.raises(ModelFailed, match="row 0 has 4 bytes"):
         ForestRuntime().load(forest_bundle()).run([pack_row([1.0])])
+
+
+@pytest.mark.parametrize("other", [0.0, -1.5, 3.4e38, -3.4e38, 1e-45, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, 1, 6])
+def test_rows_are_finite_or_not(other: float, place: int) -> None:
+    numbers = [1.0, -2.0, 3e38, -3e38, 0.1, 1e-45, 2.0]
+    numbers[place] = other
+    assert is_finite(pack_row(numbers)) == math.isfinite(other)
+    assert not is_finite(pack_row([*numbers, 1e39]))
 
 
 @pytest.mark.parametrize("shape", [["n", 4, 3], ["n", "steps", 3], ["n", 12]])

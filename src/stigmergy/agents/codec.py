@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar, get_origin
 
 import msgspec
@@ -222,6 +222,36 @@ def canonical_bytes(value: Any) -> bytes:
     if _maybe_nan.search(data) is None:
         return data
     return _canonical.encode(_with_one_nan(msgspec.msgpack.decode(data)))
+
+
+def readable(message: Any, wanted: Any, who: str) -> bytes:
+    """The bytes of a message of ours, from which it can be read back; raises TypeError where it cannot."""
+    cls = message.__class__
+    if not isinstance(message, wanted):
+        shown = message.__name__ if isinstance(message, type) else cls.__name__
+        raise TypeError(f"{who} sends messages, made from their classes; {shown} is none that it can send")
+    body = encode(message)
+    decode = _decoders.get(cls)
+    if decode is None:
+        decode = _decoders[cls] = _decoder_of(cls)
+    try:
+        decode(body)
+    except UNDECODABLE as error:
+        raise TypeError(
+            f"{cls.__name__} cannot be read back from its own bytes: {error}; give each field a value of its type"
+        ) from None
+    return body
+
+
+_decoders: dict[type, Callable[[bytes], Any]] = {}
+"""Made once for each class of messages that agents send."""
+
+
+def _decoder_of(cls: type) -> Callable[[bytes], Any]:
+    try:
+        return msgspec.msgpack.Decoder(cls).decode
+    except (NameError, TypeError):
+        return msgspec.msgpack.decode  # defined where its annotations cannot be looked up, so nobody can decode it
 
 
 def digest_of(message: Message) -> bytes:

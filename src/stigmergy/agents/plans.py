@@ -36,6 +36,7 @@ from stigmergy.agents.ledgers import Proposed
 from stigmergy.agents.messages import (
     Command,
     Event,
+    FollowedFact,
     Keeping,
     Message,
     newer_version,
@@ -198,6 +199,8 @@ class Plan(Struct, frozen=True):
     """An observed event that is kept as it is and touches no window: the shard's short path."""
     considered: bool
     """An observed event that the agent decides about, of an agent without windows that time closes."""
+    silent: bool
+    """A fact of a service of the node that changes nothing by itself: at most the agent decides what follows."""
 
 
 Short = tuple[Callable[[Any, Any], None] | None, Callable[[Any, Any], Effects] | None, bool, int, bool]
@@ -403,6 +406,11 @@ def _plan(
         and not issubclass(message, FACTS)
         and spec.keep.promise in (Keeping.DURABLE, Keeping.WITHIN),
         considered=not is_command and handlers.decide is not None and not tumbles and not issubclass(message, FACTS),
+        silent=issubclass(message, FollowedFact)
+        and handlers.evolve is None
+        and handlers.react is None
+        and not fed
+        and spec.keep.promise is Keeping.DURABLE,
     )
 
 

@@ -19,7 +19,7 @@ from stigmergy.base.trust import Signer
 from stigmergy.diagnostics.codes import Trouble
 from stigmergy.diagnostics.logger import Log
 from stigmergy.keys.ed25519 import Ed25519Verifier
-from stigmergy.models.engine import ThreadEngine
+from stigmergy.models.engine import ThreadEngine, outlive_threads
 from stigmergy.models.rollout_agent import KIND, ModelRollout
 from stigmergy.models.service import HANGS_MAX, ModelAnswer, ModelService, ModelSettings
 from stigmergy.models.supply import FolderPlace, ModelPlace, StorePlace, Supply
@@ -150,6 +150,7 @@ class NodeModels:
         parts: list[ThreadEngine | Supply] = [*self._engines, *self._supplies]
         hanging = sum(await asyncio.gather(*(part.ended(self._drain_s) for part in parts)))
         if hanging:
+            outlive_threads()
             threads = "a thread" if hanging == 1 else f"{hanging} threads"
             log.say("model-hung", f"the node ends, and {threads} in a runtime did not within {self._drain_s:g} s: left")
         await self._store.close()
@@ -264,7 +265,9 @@ class HostRollouts:
 
 def asker_of(host: Host, service: Asking) -> AskModels:
     """What `Connections.models` is for this host. An answer settles the question, so it is recorded once; a question
-    that has none at the end is asked again after the next start. A trial hears what agents tell of answers."""
+    that has none at the end is asked again after the next start. Answers that come together, as those of one run do,
+    enter the mailbox as one input. A trial hears what agents tell of answers."""
+    came: dict[int, list[EffectSettled]] = {}
 
     def ask(shard: int, pending: Pending) -> None:
         begun_ns = host.effector.traced_ns(shard, pending)
@@ -276,12 +279,22 @@ def asker_of(host: Host, service: Asking) -> AskModels:
             return
         if host.measures is not None:
             host.measures.answered(answer.model, answer.version, answer.outcome, answer.latency_ns)
-        key = f"{pending.incarnation}.{shard}.{pending.position}.{pending.index}"
         if answer.failed and host.effector.failures is not None:
+            key = f"{pending.incarnation}.{shard}.{pending.position}.{pending.index}"
             about = (shard, pending.agent, f"model {answer.model}", key)
             host.effector.failures.effect_failed(*about, answer.failed)
         times_ns = (begun_ns, host.effector.traced_ns(shard, pending)) if begun_ns else (0, 0)
         told = EffectSettled(pending.sink, pending.sequence, answer.body, times_ns, answer.failed)
-        host.intake.put_inside(shard, told)
+        together = came.get(shard)
+        if together is None:
+            came[shard] = [told]
+            asyncio.get_running_loop().call_soon(tell, shard)
+        else:
+            together.append(told)
+
+    def tell(shard: int) -> None:
+        results = came.pop(shard)
+        if host.failure is None:
+            host.intake.put_results(shard, results)
 
     return AskModels(ask, service.heard if isinstance(service, Trial) else None)

@@ -7,13 +7,15 @@
     await engine.ended(drain_s)         # no thread is in a runtime any more, or that many hang
 
 The caller has one batch under way, and knows for how long. An interpreter that ends while a thread of it is in C++ code
-is aborted: so whoever closes an engine waits for its threads.
+is aborted: so whoever closes an engine waits for its threads, and calls `outlive_threads` if some do not end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import ctypes
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -209,3 +211,26 @@ def _explained(loaded: LoadedModel, row: bytes, result: RowResult, explain: Expl
     with contextlib.suppress(Exception):
         return RowResult(result.outputs, result.failed, explain(loaded, row))
     return result
+
+
+SET_TERMINATE = "_ZSt13set_terminatePFvvE"
+
+
+def outlive_threads() -> None:
+    """Has this process end as its program says although a thread hangs in C++.
+
+    When such a thread comes back, an interpreter that is ending unwinds it through C++ code that must not be unwound,
+    which would end the process with SIGABRT: it waits instead. And what the thread uses is not taken down: once the
+    interpreter has ended, and all is written, the process is gone at once, with the status that it has by then.
+    """
+    atexit.register(_end_at_once)
+
+
+def _end_at_once() -> None:
+    with contextlib.suppress(OSError, AttributeError):  # where there are other libraries, it is as it was
+        c = ctypes.CDLL(None)
+        c.on_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        c.on_exit(ctypes.cast(c._exit, ctypes.c_void_p), None)
+        set_terminate = getattr(ctypes.CDLL("libstdc++.so.6"), SET_TERMINATE)
+        set_terminate.argtypes = [ctypes.c_void_p]
+        set_terminate(ctypes.cast(c.pause, ctypes.c_void_p))

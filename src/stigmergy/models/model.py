@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 from blake3 import blake3
-from msgspec import Struct, StructMeta
+from msgspec import Struct, StructMeta, structs
 
 from stigmergy.agents.codec import MESSAGE_BYTES_MAX
 from stigmergy.agents.effects import MODELS, Tell, event_of
@@ -33,7 +34,7 @@ from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.windows import Window
 from stigmergy.base.errors import DefinitionError
 from stigmergy.models.rollout_agent import judged_answer
-from stigmergy.models.runtime import pack_row, unpack_row
+from stigmergy.models.runtime import floats_of, pack_row, unpack_row
 
 Inputs = Sequence[float]
 """What a model is asked: numbers as it gets them, rounded to float32; of a window row by row, the oldest first."""
@@ -109,10 +110,16 @@ class Model(Struct, metaclass=ModelMeta):
     def ask(cls, inputs: Window[Any] | Iterable[float], *fields: str) -> ModelAsked:
         """The effect that asks the model: numbers, or these fields of a window's events, row by row, the oldest first.
         The answer is an `Inferred[…]` of this class."""
-        row = _numbers(cls.__name__, inputs, fields)
+        row = _values(cls.__name__, inputs, fields)
         if not 1 <= len(row) <= INPUTS_COUNT_MAX:
+            _check_numbers(cls.__name__, row)
             raise TypeError(f"{cls.__name__}.ask with {len(row)} numbers; give 1 to {INPUTS_COUNT_MAX}")
-        return ModelAsked(model=cls.__model__.name, inputs=pack_row(row))
+        try:
+            packed = floats_of(len(row)).pack(*row)
+        except (struct.error, OverflowError):  # something is no number, or more than float32 holds
+            _check_numbers(cls.__name__, row)
+            packed = pack_row([float(number) for number in row])
+        return ModelAsked(model=cls.__model__.name, inputs=packed)
 
     @classmethod
     def fallback(cls, inputs: Inputs) -> Any:
@@ -125,7 +132,7 @@ class Model(Struct, metaclass=ModelMeta):
     def confidence_of(cls, answer: Any) -> float:
         """How sure an answer is, from 0 to 1: its highest output, where outputs are probabilities. Define it anew for
         others."""
-        highest = max(getattr(answer, name) for name in cls.__model__.outputs)
+        highest = max(structs.astuple(answer))  # its fields are the outputs
         return float(highest) if 0 <= highest <= 1 else 0.0
 
     @classmethod
@@ -155,18 +162,20 @@ def _alike(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=ALIKE_SHARE)
 
 
-def _numbers(name: str, inputs: Any, fields: tuple[str, ...]) -> list[float]:
+def _values(name: str, inputs: Any, fields: tuple[str, ...]) -> Sequence[Any]:
     if isinstance(inputs, Window):
         if not fields:
             raise TypeError(f"{name}.ask(window): name the fields that the model reads: {name}.ask(window, 'co')")
-        inputs = [getattr(event, field) for event in inputs.values for field in fields]
-    elif fields:
+        return [getattr(event, field) for event in inputs.values for field in fields]
+    if fields:
         raise TypeError(f"{name}.ask: fields are for a window; give numbers alone")
-    row = list(inputs)
+    return tuple(inputs)
+
+
+def _check_numbers(name: str, row: Sequence[Any]) -> None:
     for number in row:
         if isinstance(number, str | bytes) or not hasattr(number, "__float__"):
             raise TypeError(f"{name}.ask with {number!r:.50}, which is no number")
-    return [float(number) for number in row]
 
 
 class ModelAsked(Effect, name="stigmergy.ModelAsked"):
@@ -263,6 +272,8 @@ class Inferred(_OfModel[ModelT], FollowedFact, name="stigmergy.Inferred"):
 
 _models: dict[type[Any], type[Model]] = {}
 """The model of each class of answers."""
+_inferred: dict[type[Model], type[Any]] = {}
+"""The class of answers of each model."""
 
 
 def inferred_class(model: Any) -> type[Any]:
@@ -270,9 +281,11 @@ def inferred_class(model: Any) -> type[Any]:
     if not (isinstance(model, type) and issubclass(model, Model)) or model is Model:
         shown = getattr(model, "__name__", repr(model))
         raise DefinitionError(f"Inferred[{shown}]: name the class of one model: class GasAlarm(Model), …")
+    if (known := _inferred.get(model)) is not None:
+        return known
     types = {"answer": model, "confidence": float, "source": ModelSource}
     made = event_of(Inferred, model, f"{spec_of(Inferred).name}.{model.__model__.name}", 1, types)
-    _models[made] = model
+    _models[made], _inferred[model] = model, made
     return made
 
 
@@ -291,8 +304,13 @@ def answered(cls: type[Model], outputs: Sequence[float], source: ModelSource) ->
     """The event for these outputs. Raises ValueError where one is not finite, and what the class's own code raises."""
     if not all(map(math.isfinite, outputs)):
         raise ValueError("an output is NaN or infinite")
+    return answer_of(cls, outputs, source)
+
+
+def answer_of(cls: type[Model], outputs: Sequence[float], source: ModelSource) -> Any:
+    """The same for outputs that are known to be finite."""
     answer = cls(*map(float, outputs))
-    return inferred(answer, source=source)
+    return inferred_class(cls)(answer, cls.confidence_of(answer), source)
 
 
 def by_rule(cls: type[Model], row: bytes, source: ModelSource) -> Any:

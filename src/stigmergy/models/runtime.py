@@ -18,8 +18,10 @@ batch has no answer. Nothing else leaves a runtime. `close` may be called twice.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, Protocol
 
 from stigmergy.base.errors import ModelFailed
@@ -60,17 +62,30 @@ class ModelRuntime(Protocol):
         ...
 
 
+@lru_cache(256)
+def floats_of(count: int) -> struct.Struct:
+    """How so many numbers are written as a row."""
+    return struct.Struct(f"<{count}f")
+
+
 def pack_row(numbers: Sequence[float]) -> bytes:
     """Inputs as a row. What float32 does not hold becomes infinity, as in a sensor's own arithmetic."""
     try:
-        return struct.pack(f"<{len(numbers)}f", *numbers)
+        return floats_of(len(numbers)).pack(*numbers)
     except OverflowError:
         return b"".join(_pack_one(number) for number in numbers)
 
 
 def unpack_row(row: bytes) -> tuple[float, ...]:
     """The inputs of a row."""
-    return struct.unpack(f"<{len(row) // FLOAT_BYTES}f", row)
+    return floats_of(len(row) // FLOAT_BYTES).unpack(row)
+
+
+def is_finite(row: bytes) -> bool:
+    """Whether no input of a row is NaN or infinite."""
+    # The highest byte of each number holds seven of the eight bits of its exponent, which are all set in those.
+    highest = row[FLOAT_BYTES - 1 :: FLOAT_BYTES]
+    return (b"\x7f" not in highest and b"\xff" not in highest) or math.isfinite(sum(unpack_row(row)))
 
 
 def check_rows(rows: Sequence[bytes], row_bytes: int) -> None:

@@ -42,11 +42,11 @@ from stigmergy.models.model import (
     Model,
     ModelAsked,
     ModelSource,
-    answered,
+    answer_of,
     by_rule,
     digest_of_inputs,
 )
-from stigmergy.models.runtime import unpack_row
+from stigmergy.models.runtime import is_finite
 
 REASON_CHARS_MAX = 300
 FAILURES_BEFORE_REST = 3
@@ -157,24 +157,19 @@ class LoadedVersion(Struct, frozen=True):
 _NO_CHOICE = Choice("")
 
 
-class _Question:
+class _Question(Struct):
     """A question that has no answer yet."""
 
-    __slots__ = ("agent", "asked_ns", "choice", "cls", "deadline_ns", "is_over", "place", "row", "settle")
-
-    def __init__(
-        self,
-        cls: type[Model],
-        agent: str,
-        row: bytes,
-        asked_ns: int,
-        settle: Callable[[ModelAnswer], None],
-        place: tuple[int, ...],
-    ) -> None:
-        self.cls, self.agent, self.row, self.settle, self.place = cls, agent, row, settle, place
-        self.asked_ns, self.deadline_ns = asked_ns, asked_ns + int(cls.__model__.within_s * SECOND_NS)
-        self.choice = _NO_CHOICE
-        self.is_over = False
+    cls: type[Model]
+    agent: str
+    row: bytes
+    asked_ns: int
+    deadline_ns: int
+    """When the rule answers instead."""
+    settle: Callable[[ModelAnswer], None]
+    place: tuple[int, ...]
+    choice: Choice = _NO_CHOICE
+    is_over: bool = False
 
 
 class _Lane:
@@ -286,14 +281,15 @@ class ModelService:
 
     def ask(self, agent: str, body: bytes, settle: Callable[[ModelAnswer], None], place: tuple[int, ...] = ()) -> None:
         """Takes a question of an agent, as the bytes of a `ModelAsked`. `place` is where it is in the agent's log."""
-        asked = msgspec.msgpack.decode(body, type=ModelAsked)
+        asked = _read_asked(body)
         cls = self.models.get(asked.model)
         now_ns = self._clock.monotonic_ns()
         if cls is None:
             reason = f"no agent of this fleet has a handler for the answers of {asked.model!r}; write one"
             settle(ModelAnswer(agent, asked.model, FAILED, _work_failed(asked.model, reason), failed=reason))
             return
-        question = _Question(cls, agent, asked.inputs, now_ns, settle, place)
+        deadline_ns = now_ns + int(cls.__model__.within_s * SECOND_NS)
+        question = _Question(cls, agent, asked.inputs, now_ns, deadline_ns, settle, place)
         lanes = self._lanes[asked.model]
         if not lanes:
             self._by_rule(question, *self.unusable.get(asked.model, (MISSING, "")))
@@ -304,7 +300,7 @@ class ModelService:
             self._by_rule(question, MISSING, f"version {choice.version} is not loaded")
             return
         row_bytes = lane.unit.row_bytes
-        if (row_bytes and len(asked.inputs) != row_bytes) or not math.isfinite(sum(unpack_row(asked.inputs))):
+        if (row_bytes and len(asked.inputs) != row_bytes) or not is_finite(asked.inputs):
             wrong = f"{len(asked.inputs) // 4} numbers, the model takes {row_bytes // 4}" if row_bytes else ""
             wrong = wrong if len(asked.inputs) != row_bytes else "NaN or infinity"
             self._by_rule(question, INPUTS, wrong, lane.unit)
@@ -320,7 +316,8 @@ class ModelService:
             self._by_rule(lane.waiting.popleft(), FULL, "", lane.unit)
         lane.waiting.append(question)
         lane.open.append(question)
-        self._arm(question.deadline_ns)
+        if self._timer is None or question.deadline_ns < self._timer_ns:
+            self._arm(question.deadline_ns)
         if not self._pumps and self._batch is None:
             # Not at once: what the same commit owes comes in the same turn, and goes in one batch.
             self._pumps = True
@@ -354,10 +351,13 @@ class ModelService:
         if self._batch is not batch:
             return
         self._batch = None
-        in_time = 0
+        in_time, now_ns = 0, self._clock.monotonic_ns()
         for question, result in zip(batch.questions, results, strict=True):
             if not question.is_over:
-                in_time += self._by_model(question, batch.unit, result)
+                in_time += self._by_model(question, batch.unit, result, now_ns)
+        still_open = batch.lane.open
+        while still_open and still_open[0].is_over:
+            still_open.popleft()
         self._rate(batch.lane, in_time > 0, next((one.failed for one in results if one.failed), LATE))
         self._pump()
 
@@ -442,7 +442,7 @@ class ModelService:
 
     # ------------------------------------------------------------------ answers
 
-    def _by_model(self, question: _Question, unit: LoadedVersion, result: RowResult) -> bool:
+    def _by_model(self, question: _Question, unit: LoadedVersion, result: RowResult, now_ns: int) -> bool:
         """Gives the model's answer, or the rule's if it is of no use; whether it was of use."""
         if result.failed:
             self._by_rule(question, FAILED, result.failed, unit)
@@ -454,43 +454,43 @@ class ModelService:
             if not all(map(math.isfinite, outputs)):
                 self._by_rule(question, NOT_FINITE, "", unit)
                 return False
-            source = self._source(question, unit, explanation=result.explanation)
+            source = self._source(question, unit, now_ns, explanation=result.explanation)
             try:
-                event = answered(question.cls, outputs, source)
+                event = answer_of(question.cls, outputs, source)
             except Exception as error:
                 self._by_rule(question, FAILED, f"{question.cls.__name__} raised {type(error).__name__}: {error}", unit)
                 return False
             self._spoke.pop(source.model, None)
-            self._settle(question, MODEL, encode(event), unit)
+            self._settle(question, MODEL, encode(event), unit, now_ns)
             return True
         return False
 
     def _by_rule(self, question: _Question, reason: str, detail: str = "", unit: LoadedVersion | None = None) -> None:
         if question.is_over:
             return
-        name = question.cls.__model__.name
+        name, now_ns = question.cls.__model__.name, self._clock.monotonic_ns()
         because = printable(f"{reason}: {detail}" if detail else reason, REASON_CHARS_MAX)
         self._spoke[name] = because
         if not question.cls.__model__.has_fallback:
             self._give_up(question, reason, f"{because}, and {name} has no rule", unit)
             return
         try:
-            event = by_rule(question.cls, question.row, self._source(question, unit, fallback=because))
+            event = by_rule(question.cls, question.row, self._source(question, unit, now_ns, fallback=because))
         except Exception as error:
             text = f"{because}, and its rule failed: {type(error).__name__}: {error}"
             self._give_up(question, FAILED, printable(text, REASON_CHARS_MAX), unit)
             return
-        self._settle(question, reason, encode(event), unit)
+        self._settle(question, reason, encode(event), unit, now_ns)
 
     def _give_up(self, question: _Question, outcome: str, failed: str, unit: LoadedVersion | None) -> None:
         body = _work_failed(question.cls.__model__.name, failed)
-        self._settle(question, outcome, body, unit, failed)
+        self._settle(question, outcome, body, unit, self._clock.monotonic_ns(), failed)
 
     def _settle(
-        self, question: _Question, outcome: str, body: bytes, unit: LoadedVersion | None, failed: str = ""
+        self, question: _Question, outcome: str, body: bytes, unit: LoadedVersion | None, now_ns: int, failed: str = ""
     ) -> None:
         question.is_over = True
-        version, latency_ns = "" if unit is None else unit.version, self._clock.monotonic_ns() - question.asked_ns
+        version, latency_ns = "" if unit is None else unit.version, now_ns - question.asked_ns
         question.settle(
             ModelAnswer(question.agent, question.cls.__model__.name, outcome, body, version, latency_ns, failed)
         )
@@ -499,6 +499,7 @@ class ModelService:
         self,
         question: _Question,
         unit: LoadedVersion | None,
+        now_ns: int,
         fallback: str = "",
         explanation: tuple[tuple[str, float], ...] = (),
     ) -> ModelSource:
@@ -508,7 +509,7 @@ class ModelService:
             version="" if unit is None else unit.version,
             digest=b"" if unit is None else unit.digest,
             inputs=digest_of_inputs(question.row),
-            latency_s=(self._clock.monotonic_ns() - question.asked_ns) / SECOND_NS,
+            latency_s=(now_ns - question.asked_ns) / SECOND_NS,
             fallback=fallback,
             arm=choice.arm,
             shadow_version=choice.beside,
@@ -520,6 +521,9 @@ class ModelService:
 
     def _all(self) -> Iterator[_Lane]:
         return (lane for lanes in self._lanes.values() for lane in lanes.values())
+
+
+_read_asked = msgspec.msgpack.Decoder(ModelAsked).decode
 
 
 def _work_failed(model: str, reason: str) -> bytes:

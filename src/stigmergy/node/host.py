@@ -628,7 +628,8 @@ class Host:
         return "" if traced is None else traced.trace_id.hex()
 
     def _traced_ns(self, number: int, pending: Pending) -> int:
-        return self.clock.wall_ns() if self._trace_of(number, pending) else 0
+        traces = self.shards[number].state.traces
+        return self.clock.wall_ns() if traces and traces.of(pending) is not None else 0
 
     def _held_claim(self, agent: str, claimed: Claimed) -> OrderClaim | None:
         """The claim that an order is bound to, if the agent holds it at this moment of our clock."""

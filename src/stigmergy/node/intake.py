@@ -32,7 +32,9 @@ from stigmergy.shard.inputs import (
     Ask,
     Asked,
     Delivery,
+    EffectSettled,
     Input,
+    ResultsCame,
     SequencesSkipped,
     Travel,
     Verdict,
@@ -283,6 +285,11 @@ class Intake:
     def put_inside(self, shard: int, one: Input) -> None:
         """Takes an input from inside: a timer, a result, a note."""
         self._mailbox.put_inside(Queued(shard=shard, input=one))
+        self._wake()
+
+    def put_results(self, shard: int, results: list[EffectSettled]) -> None:
+        """Takes results of effects that have come together."""
+        self._mailbox.put_inside(Queued(shard=shard, input=ResultsCame(results), items=len(results)))
         self._wake()
 
     def put_queued(self, queued: Queued) -> None:

@@ -25,7 +25,7 @@ from msgspec import Struct, structs
 from stigmergy.agents.messages import SECOND_NS
 from stigmergy.base.errors import Bug, Overloaded
 from stigmergy.base.fair_queue import FairQueue
-from stigmergy.shard.inputs import ColumnDelivery, Delivery, Input, SequencesSkipped
+from stigmergy.shard.inputs import ColumnDelivery, Delivery, Input, ResultsCame, SequencesSkipped
 
 
 class Overflow(enum.Enum):
@@ -274,7 +274,7 @@ class Mailbox:
     def _part(self, queued: Queued, stay: Callable[[Queued], None]) -> Queued:
         """What is taken of it at once: all of it, or its first items; then the rest stays where it was."""
         one, count = queued.input, self._step_items_max
-        if isinstance(one, Delivery) and one.length > count:
+        if isinstance(one, Delivery | ResultsCame) and one.length > count:
             part = Queued(queued.shard, one.until(count), (), count, queued.size_bytes * count // one.length)
             part.since_ns = queued.since_ns
             # Who waits is told when the rest is over: a source's inputs are durable in their order.

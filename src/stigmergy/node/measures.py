@@ -88,10 +88,14 @@ class HostMeasures:
 
     def answered(self, model: str, version: str, outcome: str, latency_ns: int) -> None:
         """A model, or its rule, has answered."""
-        self.inference.setdefault(model, Histogram()).observe(latency_ns)
+        latencies = self.inference.get(model)
+        if latencies is None:
+            latencies = self.inference[model] = Histogram()
+        latencies.observe(latency_ns)
         name = (model, version, outcome)
-        if name in self.inferences or len(self.inferences) < TYPES_COUNT_MAX:
-            self.inferences[name] = self.inferences.get(name, 0) + 1
+        count = self.inferences.get(name, 0)
+        if count or len(self.inferences) < TYPES_COUNT_MAX:
+            self.inferences[name] = count + 1
 
     def group(self, readies: Sequence[Ready], monotonic_ns: int) -> None:
         """A group is durable."""

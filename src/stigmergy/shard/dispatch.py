@@ -27,10 +27,9 @@ from stigmergy.agents.codec import (
     tag_of,
 )
 from stigmergy.agents.effects import REMOTE_SINKS, TellFailed, WindowClosed
-from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, FollowedFact, Message, spec_of
-from stigmergy.agents.ordered import LEDGER, read_verdict
-from stigmergy.agents.plans import AgentPlan, Plan
-from stigmergy.agents.shared import Merged, check_groups, check_merged
+from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message, spec_of
+from stigmergy.agents.plans import AgentPlan
+from stigmergy.agents.shared import check_groups
 from stigmergy.agents.steps import run_of
 from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed, OnFailed
 from stigmergy.base.errors import Malformed, NotAssigned, Overloaded, PeerError, TooLarge
@@ -48,6 +47,7 @@ from stigmergy.shard.draft import (
     ShardCounters,
     collect,
     enter,
+    keep_silent,
     owe,
     pack_effects,
     pack_tell,
@@ -57,7 +57,7 @@ from stigmergy.shard.draft import (
 from stigmergy.shard.forwarding import forwarded
 from stigmergy.shard.forwarding import packed as packed_command
 from stigmergy.shard.homes import Homes
-from stigmergy.shard.inputs import ELSEWHERE, Accepted, Ask, Asked, Refused, SharedReceived
+from stigmergy.shard.inputs import ELSEWHERE, Accepted, Ask, Asked, Refused
 from stigmergy.shard.memory import DeadLetter, Remembered
 from stigmergy.shard.outbox import Pending, read_passed, read_told
 from stigmergy.shard.state import ShardState, fact_in, fold_fact, letter_of
@@ -336,24 +336,34 @@ class InputDispatcher:
                 if error is not None:
                     self.fail(draft, address, encode(closed), "window", error, now_ns, reached=True)
 
-    def follow(self, draft: Draft, address: str, fact: Event, source: str, now_ns: int) -> None:
+    def follow(
+        self, draft: Draft, address: str, fact: Event, source: str, now_ns: int, body: bytes | None = None
+    ) -> None:
         """Keeps a fact that an agent may decide something about: first it is part of the state, then it is decided.
+        With `body`, the bytes of a fact of a service, it is kept in them.
 
         A stopped agent learns of it and does nothing."""
-        stopped = address in self._state.stopped
-        error = self.keep(draft, address, fact, now_ns, quietly=stopped)
+        stopped, image, error = address in self._state.stopped, None, None
+        agent = self._state.agents[address]
+        agent_plan = self._state.plan_of[agent.__class__]
+        if body is not None and agent_plan.plans[fact.__class__].silent:
+            image = keep_silent(draft, address, agent_plan, agent, fact, body)
+        else:
+            error = self.keep(draft, address, fact, now_ns, quietly=stopped, body=body)
         if error is None and not stopped:
-            error = self.follow_up(draft, address, fact, now_ns)
+            error = self.follow_up(draft, address, fact, now_ns, image)
         if error is not None:
             self.fail(draft, address, letter_of(fact), source, error, now_ns, reached=True)
 
-    def follow_up(self, draft: Draft, address: str, fact: Event, now_ns: int) -> Exception | None:
-        """Decides what follows from a fact that is part of the agent's state; returns what a handler raised."""
-        agent_plan = self._state.plan_at(address)
-        if agent_plan.plans[type(fact)].decide is None:
+    def follow_up(self, draft: Draft, address: str, fact: Event, now_ns: int, image: Any = None) -> Exception | None:
+        """Decides what follows from a fact that is part of the agent's state; returns what a handler raised. `image` is
+        a copy of the agent as it is now, if there is one."""
+        agent_plan = self._state.plan_of[self._state.agents[address].__class__]
+        if agent_plan.plans[fact.__class__].decide is None:
             return None
         try:
-            self._run(draft, address, agent_plan, fact, encode(fact), now_ns)
+            # No bytes: a fact is kept already, so a handler cannot pass it on.
+            self._run(draft, address, agent_plan, fact, b"", now_ns, image)
         except Rejection as rejection:
             return TypeError(f"a fact cannot be refused ({rejection.reason}); yield nothing, or what follows")
         except Exception as error:
@@ -375,24 +385,34 @@ class InputDispatcher:
             draft.grow(address, bodies_bytes=size_of(one))
         return None
 
-    def keep(self, draft: Draft, address: str, event: Event, now_ns: int, *, quietly: bool = False) -> Exception | None:
-        """Keeps an event of the framework. If a handler of the agent fails on it, it stays a fact without reactions;
-        `quietly` it has none in any case."""
-        body = encode(event)
+    def keep(
+        self,
+        draft: Draft,
+        address: str,
+        event: Event,
+        now_ns: int,
+        *,
+        quietly: bool = False,
+        body: bytes | None = None,
+    ) -> Exception | None:
+        """Keeps an event of the framework, in these bytes if there are some. If a handler of the agent fails on it, it
+        stays a fact without reactions; `quietly` it has none in any case."""
+        if body is None:
+            body = encode(event)
         self._state.note(address, event, now_ns)
         if address == SHARD_ADDRESS:
             draft.events.append((address, body))
             draft.grow(bodies_bytes=len(body))
             draft.hurry(0)
             return None
-        agent_plan = self._state.plan_at(address)
+        agent = self._state.agents.get(address)
+        agent_plan = self._state.plan_at(address) if agent is None else self._state.plan_of[agent.__class__]
         if agent_plan.engine is not None:
             # No handler of a compiled agent takes such an event, and its sender has enrolled its agent.
             draft.events.append((address, body))
             draft.grow(address, bodies_bytes=len(body))
             draft.hurry(0)
             return None
-        agent = self._state.agents.get(address)
         image = None if agent is None else agent_plan.copy(agent)
         if agent is None:
             agent = self._state.new_agent(address, agent_plan)
@@ -453,36 +473,39 @@ class InputDispatcher:
         return None if agent_plan.engine is None else self.columnar.record_of(address, message)
 
     def _run(
-        self, draft: Draft, address: str, agent_plan: AgentPlan, message: Message, body: bytes, now_ns: int
+        self,
+        draft: Draft,
+        address: str,
+        agent_plan: AgentPlan,
+        message: Message,
+        body: bytes,
+        now_ns: int,
+        image: Any = None,
     ) -> None:
-        """Decides, evolves and reacts. Raises with the agent as it was before."""
-        agents = self._state.agents
+        """Decides, evolves and reacts. Raises with the agent as it was before, of which `image` is a copy."""
+        state, agents = self._state, self._state.agents
         agent = agents.get(address)
-        image = None if agent is None else agent_plan.copy(agent)
+        shared = image is not None
         if agent is None:
-            agent = self._state.new_agent(address, agent_plan)
-        plan = agent_plan.plan_for(type(message))
-        limit = self._state.limits.bytes_per_decision_max
+            agent = state.new_agent(address, agent_plan)
+        elif image is None:
+            image = agent_plan.copy(agent)
+        plan = agent_plan.plan_for(message.__class__)
+        limit, events_max = state.limits.bytes_per_decision_max, state.limits.events_per_decision_max
         try:
             decided = (
                 [(message, body)]
                 if plan.decide is None
-                else self._decided(agent_plan, plan, agent, message, body, now_ns)
+                else decided_events(agent_plan, plan, agent, message, body, state.replica_of, now_ns, events_max)
             )
             if not decided:
                 return
             outcome = collect(self._state, self.homes, agent_plan, agent, decided, now_ns, limit)
         except BaseException:
             if image is not None:
-                agents[address] = image
+                agents[address] = agent_plan.copy(image) if shared else image
             raise
         enter(self._state, draft, address, agent, image, outcome, now_ns)
-
-    def _decided(
-        self, agent_plan: AgentPlan, plan: Plan, agent: Any, message: Message, body: bytes, now_ns: int
-    ) -> list[tuple[Any, bytes]]:
-        limit = self._state.limits.events_per_decision_max
-        return decided_events(agent_plan, plan, agent, message, body, self._state.replica_of, now_ns, limit)
 
     def _pack_all(
         self, agent: Any, event: Any, body: bytes, first: Effect, others: Iterable[Effect], now_ns: int
@@ -596,56 +619,6 @@ def decode(agent_plan: AgentPlan, body: bytes) -> Message:
         return agent_plan.decode(body)
     except UNDECODABLE as error:
         raise agent_plan.explain(body, error) from None
-
-
-# Facts from outside: writes of peers to shared fields, and verdicts of the ledger.
-
-PEERS = "peers"
-"""The source of what other replicas have written."""
-
-
-def take_verdict(
-    state: ShardState, dispatcher: InputDispatcher, draft: Draft, address: str, body: bytes, now_ns: int
-) -> None:
-    """Takes a verdict of the ledger. One about a claim that the agent no longer has a field for is passed over."""
-    verdict = read_verdict(body)
-    agent = state.agents.get(address)
-    if agent is not None and address not in state.at_rest and verdict.claim in state.plan_of[type(agent)].ordered:
-        draft.begin_run(now_ns, LEDGER)
-        dispatcher.follow(draft, address, verdict, LEDGER, now_ns)
-
-
-def take_fact(
-    state: ShardState, dispatcher: InputDispatcher, draft: Draft, address: str, body: bytes, source: str, now_ns: int
-) -> None:
-    """Takes what a service of the node says to an agent. What it has no handler for any more is passed over."""
-    if address in state.agents and address not in state.at_rest and dispatcher.understands(address, body):
-        draft.begin_run(now_ns, source)
-        fact = state.plan_at(address).decode(body)
-        if isinstance(fact, FollowedFact):
-            dispatcher.follow(draft, address, fact, source, now_ns)
-        else:
-            dispatcher.take(draft, address, body, source, now_ns)
-
-
-def take_merged(
-    state: ShardState, dispatcher: InputDispatcher, draft: Draft, received: SharedReceived, now_ns: int
-) -> PeerError | Overloaded | None:
-    """Takes what peers have written; returns why not, if not. What is known already leaves no trace."""
-    agent = state.agents.get(received.agent)
-    merged = Merged(field=received.field, deltas=received.deltas, state=received.state)
-    try:
-        if agent is None or received.agent in state.at_rest:
-            raise PeerError(f"{received.agent} is not here; nobody holds a replica for it")
-        new = check_merged(agent, merged)
-    except (PeerError, Overloaded) as error:
-        return error
-    if new is None:
-        dispatcher.counters.duplicates += 1
-        return None
-    draft.begin_run(now_ns, PEERS)
-    dispatcher.follow(draft, received.agent, new, PEERS, now_ns)
-    return None
 
 
 TELL_FAILED = spec_of(TellFailed).name

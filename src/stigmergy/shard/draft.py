@@ -6,14 +6,14 @@ the newest is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, structs
 
 from stigmergy.agents.assignment import is_foreign
-from stigmergy.agents.codec import SOURCE_CHARS_MAX, UNDECODABLE, canonical_bytes, encode, printable, tag_of
+from stigmergy.agents.codec import SOURCE_CHARS_MAX, canonical_bytes, encode, printable, readable, tag_of
 from stigmergy.agents.columns import ColumnRun
 from stigmergy.agents.copies import without_shared
 from stigmergy.agents.effects import (
@@ -127,6 +127,8 @@ class Draft:
         self._runs: list[tuple[int, int, str]] = []
         self._origin: tuple[int, str, bool] | None = None
         """Of the current input: its time, its source, and whether it is a command."""
+        self._told: tuple[int, str, bool] | None = None
+        """The same with the source as it was given."""
         self._joins = False
         """Whether the next records may share a run with the last ones."""
         self._superseded = 0
@@ -152,6 +154,10 @@ class Draft:
     def begin_run(self, time_ns: int, source: str, *, asked: bool = False) -> None:
         """From here on events are taken at this time from this source. Those of commands, which were `asked` for, are
         in runs of their own: in a run, what follows an answer came from its command."""
+        told = (time_ns, source, asked)
+        if told == self._told:
+            return  # as always, where many come at once
+        self._told = told
         start, origin = len(self.events), (time_ns, printable(source, SOURCE_CHARS_MAX), asked)
         if origin == self._origin:
             return
@@ -390,12 +396,15 @@ def pack_effect(state: ShardState, homes: Homes, effect: Effect, cause: tuple[An
 
     `cause` is the event behind it with its bytes: code that passes that event on passes on the bytes as they came.
     """
+    known = _sinks.get(effect.__class__)
+    if known is not None:
+        return known, readable(effect, Effect, "a @react handler")
     if isinstance(effect, Tell):
         to = _receiver(state, effect)
-        message = cause[1] if effect.message is cause[0] else _readable(effect.message, Command | Event, "Tell")
+        message = cause[1] if effect.message is cause[0] else readable(effect.message, Command | Event, "Tell")
         return pack_tell(state, homes, to, message, now_ns, int((effect.within_s or 0) * SECOND_NS))
     if isinstance(effect, Publish):
-        event = cause[1] if effect.event is cause[0] else _readable(effect.event, Event, "Publish")
+        event = cause[1] if effect.event is cause[0] else readable(effect.event, Event, "Publish")
         if not isinstance(effect.topic, str):
             raise TypeError(f"Publish(topic={effect.topic!r}): a topic is a text")
         return PUBLISH, encode((effect.topic, event))
@@ -406,9 +415,11 @@ def pack_effect(state: ShardState, homes: Homes, effect: Effect, cause: tuple[An
     sink = sink_of(effect)
     if sink == TIMERS:
         return sink, timer_body(effect, now_ns)
-    if isinstance(effect, Bindable) and effect.valid_while is not UNSET:
+    if not isinstance(effect, Bindable):
+        _sinks[effect.__class__] = sink
+    elif effect.valid_while is not UNSET:
         _check_bound(effect.valid_while)
-    return sink, _readable(effect, Effect, "a @react handler")
+    return sink, readable(effect, Effect, "a @react handler")
 
 
 def _receiver(state: ShardState, tell: Tell) -> str:
@@ -452,34 +463,8 @@ def _check_bound(claim: object) -> None:
         raise TypeError(f"valid_while={claim!r}: give an ordered field of the agent, such as self.dock")
 
 
-def _readable(message: Any, wanted: Any, who: str) -> bytes:
-    """The bytes of a message of ours, from which it can be read back; raises TypeError where it cannot."""
-    cls = message.__class__
-    if not isinstance(message, wanted):
-        shown = message.__name__ if isinstance(message, type) else cls.__name__
-        raise TypeError(f"{who} sends messages, made from their classes; {shown} is none that it can send")
-    body = encode(message)
-    decode = _decoders.get(cls)
-    if decode is None:
-        decode = _decoders[cls] = _decoder_of(cls)
-    try:
-        decode(body)
-    except UNDECODABLE as error:
-        raise TypeError(
-            f"{cls.__name__} cannot be read back from its own bytes: {error}; give each field a value of its type"
-        ) from None
-    return body
-
-
-_decoders: dict[type, Callable[[bytes], Any]] = {}
-"""Made once for each class of messages that agents send."""
-
-
-def _decoder_of(cls: type) -> Callable[[bytes], Any]:
-    try:
-        return msgspec.msgpack.Decoder(cls).decode
-    except (NameError, TypeError):
-        return msgspec.msgpack.decode  # defined where its annotations cannot be looked up, so nobody can decode it
+_sinks: dict[type, str] = {}
+"""Of classes of effects that are written as they are, whatever is in them."""
 
 
 def collect(
@@ -492,24 +477,28 @@ def collect(
     bytes_max: int,
 ) -> InputOutcome:
     """Evolves and reacts to each event in turn. The agent changes; on an exception the caller puts its image back."""
-    outcome = InputOutcome(events=[], effects=[])
-    overhead = len(agent.address) + OVERHEAD_BYTES
+    events: list[tuple[Plan, Any, bytes]] = []
+    effects: list[tuple[PackedEffect, int]] = []
+    overhead, size_bytes = len(agent.address) + OVERHEAD_BYTES, 0
     for event, body in decided:
-        plan = agent_plan.plan_for(type(event))
-        evolve_event(plan, agent, event, now_ns)
+        plan = agent_plan.plan_for(event.__class__)
+        if not plan.plain:
+            evolve_event(plan, agent, event, now_ns)
+        elif plan.evolve is not None:
+            plan.evolve(agent, event)
         cause = NO_CAUSE
         if plan.promise is not Keeping.TRANSIENT:
-            cause = len(outcome.events)
-            outcome.events.append((plan, event, body))
-            outcome.size_bytes += len(body) + overhead
+            cause = len(events)
+            events.append((plan, event, body))
+            size_bytes += len(body) + overhead
         reactions = () if plan.react is None else plan.react(agent, event) or ()
-        room_bytes = bytes_max - outcome.size_bytes
-        packed = pack_effects(state, homes, agent, reactions, (event, body), now_ns, room_bytes)
-        packed += window_timers(state, agent_plan, plan, agent, event)
+        packed = pack_effects(state, homes, agent, reactions, (event, body), now_ns, bytes_max - size_bytes)
+        if agent_plan.tumbling:
+            packed += window_timers(state, agent_plan, plan, agent, event)
         for effect in packed:
-            outcome.effects.append((effect, cause))
-            outcome.size_bytes += size_of(effect) + overhead
-    return outcome
+            effects.append((effect, cause))
+            size_bytes += size_of(effect) + overhead
+    return InputOutcome(events, effects, size_bytes)
 
 
 def pack_effects(
@@ -523,10 +512,12 @@ def pack_effects(
 ) -> list[PackedEffect]:
     """The effects with their sinks. Raises TooLarge as soon as they are more than there is room for."""
     packed: list[PackedEffect] = []
-    overhead = len(agent.address) + OVERHEAD_BYTES
+    overhead = 0
     for effect in effects:
-        packed.append(pack_effect(state, homes, effect, cause, now_ns))
-        room_bytes -= size_of(packed[-1]) + overhead
+        one = pack_effect(state, homes, effect, cause, now_ns)
+        packed.append(one)
+        overhead = overhead or len(agent.address) + OVERHEAD_BYTES
+        room_bytes -= size_of(one) + overhead
         if room_bytes < 0:
             break
     if room_bytes < 0:
@@ -564,15 +555,15 @@ def enter(
         if image is None:
             _introduce(state.plan_of[type(agent)], draft, address)
     base = len(draft.events)
-    alone = len(outcome.events) == 1 and not outcome.effects
     for plan, event, body in outcome.events:
-        if plan.promise is Keeping.LATEST and alone:
+        if plan.promise is Keeping.LATEST and len(outcome.events) == 1 and not outcome.effects:
             image = _supersede(state, draft, address, agent, image, plan, event, now_ns)
             draft.events.append((address, body))
             draft.remember_newest(address, plan.tag, image)
         else:
             draft.events.append((address, body))
-            draft.forget_newest(address)
+            if draft.newest_events:
+                draft.forget_newest(address)
         draft.hurry(plan.wait_ns)
         if plan.watched:
             draft.fresh.append((address, type(event)))
@@ -581,6 +572,22 @@ def enter(
     draft.size_bytes += outcome.size_bytes
     for packed, cause in outcome.effects:
         owe(state, draft, address, packed, cause if cause == NO_CAUSE else base + cause, now_ns)
+
+
+def keep_silent(draft: Draft, address: str, agent_plan: AgentPlan, agent: Any, fact: Event, body: bytes) -> Any:
+    """Keeps a fact that changes nothing by itself. Returns the image of the agent if one was made."""
+    plan = agent_plan.plans[fact.__class__]
+    image = None
+    if address not in draft.touched:
+        image = draft.touched[address] = agent_plan.copy(agent)
+    draft.events.append((address, body))
+    if draft.newest_events:
+        draft.forget_newest(address)
+    if plan.watched:
+        draft.fresh.append((address, fact.__class__))
+    draft.hurry(plan.wait_ns)
+    draft.size_bytes += len(body) + len(address) + OVERHEAD_BYTES
+    return image
 
 
 def _introduce(agent_plan: AgentPlan, draft: Draft, address: str) -> None:
@@ -604,7 +611,7 @@ def owe(state: ShardState, draft: Draft, address: str, packed: PackedEffect, cau
         owed = Owed(address, sink, state.outbox.next_sequence(sink), cause, body)
         draft.owed.append(owed)
         draft.pending.append(state.outbox.owe(state.incarnation, draft.position, index, owed))
-    draft.hurry(0)
+    draft.wait_ns = 0
 
 
 def window_timers(state: ShardState, agent_plan: AgentPlan, plan: Plan, agent: Any, event: Any) -> list[PackedEffect]:

@@ -145,6 +145,25 @@ class EffectSettled(Struct, frozen=True):
     """Why it is given up; empty if it is not, or nobody asks."""
 
 
+class ResultsCame(Struct, frozen=True):
+    """A sink has carried out several effects, whose results come back in this order."""
+
+    results: list[EffectSettled]
+
+    @property
+    def length(self) -> int:
+        """How many there are."""
+        return len(self.results)
+
+    def behind(self, count: int) -> ResultsCame:
+        """What follows its first so many results."""
+        return ResultsCame(self.results[count:])
+
+    def until(self, count: int) -> ResultsCame:
+        """Its first so many results."""
+        return ResultsCame(self.results[:count])
+
+
 class EffectsSettled(Struct, frozen=True):
     """A sink is done with several effects whose results nobody waits for."""
 
@@ -294,7 +313,7 @@ Single = (
 )
 """An input that is one thing: taken, or left for the next commit, as a whole."""
 
-Input = Delivery | ColumnDelivery | Single
+Input = Delivery | ColumnDelivery | ResultsCame | Single
 
 
 UNSAID = "?"

@@ -75,11 +75,15 @@ class Outbox:
 
     def owe(self, incarnation: int, position: int, index: int, owed: Owed) -> Pending:
         """Takes on an effect."""
-        pending = Pending(incarnation, position, index, owed.agent, owed.sink, owed.sequence, owed.body)
-        if owed.sink not in self._sent:
-            self.remote_count += owed.sink.startswith(REMOTE_SINKS)
-        self._sent[owed.sink] = owed.sequence
-        self._pending.setdefault(owed.sink, {})[owed.sequence] = pending
+        sink, sequence = owed.sink, owed.sequence
+        pending = Pending(incarnation, position, index, owed.agent, sink, sequence, owed.body)
+        if sink not in self._sent:
+            self.remote_count += sink.startswith(REMOTE_SINKS)
+        self._sent[sink] = sequence
+        of_sink = self._pending.get(sink)
+        if of_sink is None:
+            of_sink = self._pending[sink] = {}
+        of_sink[sequence] = pending
         self.count += 1
         return pending
 
@@ -89,7 +93,13 @@ class Outbox:
 
     def get(self, sink: str, sequence: int) -> Pending | None:
         """The effect, if it is still owed."""
-        return self._pending.get(sink, {}).get(sequence)
+        of_sink = self._pending.get(sink)
+        return None if of_sink is None else of_sink.get(sequence)
+
+    def drop(self, pending: Pending) -> None:
+        """Forgets an effect that is still owed."""
+        del self._pending[pending.sink][pending.sequence]
+        self.count -= 1
 
     def settle(self, settled: Settled) -> None:
         """Forgets effects that were carried out or given up; those settled before are passed over."""

@@ -48,7 +48,7 @@ from stigmergy.agents.supervision import (
 )
 from stigmergy.base.errors import Bug, NotOwned, Overloaded, PeerError, StigmergyError
 from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
-from stigmergy.shard.dispatch import InputDispatcher, give_up_tell, retry, take_fact, take_merged, take_verdict
+from stigmergy.shard.dispatch import InputDispatcher, give_up_tell, retry
 from stigmergy.shard.draft import (
     ADDRESS_CHARS_MAX,
     COLUMNS_REST_BYTES,
@@ -58,6 +58,7 @@ from stigmergy.shard.draft import (
     Ready,
     Stepped,
 )
+from stigmergy.shard.facts import take_fact, take_merged, take_verdict
 from stigmergy.shard.forwarding import FORWARD, Forwarding, late, named, read_forwarded
 from stigmergy.shard.homes import Homes, Ownership
 from stigmergy.shard.inputs import (
@@ -78,6 +79,7 @@ from stigmergy.shard.inputs import (
     LetterDropped,
     LetterRetried,
     Refused,
+    ResultsCame,
     ResumeAgent,
     RevokeSigner,
     SafeActionOut,
@@ -100,6 +102,10 @@ COMMAND_ID_CHARS_MAX = 200
 COMMIT_NOTE_BYTES = 96
 MARKS_WAIT_NS = SECOND_NS
 """Marks and settlements alone may wait this long for the disk: a crash before it means that they are repeated."""
+
+
+Parted = Delivery | ColumnDelivery | ResultsCame
+_PARTED = (Delivery, ColumnDelivery, ResultsCame)
 
 
 class Shard:
@@ -172,14 +178,27 @@ class Shard:
             if large and not draft.empty:
                 draft.hurry(0)
                 return list(inputs[number:])
-            if isinstance(one, Delivery | ColumnDelivery):
-                rest = self._deliver(one, now_ns) if isinstance(one, Delivery) else self._deliver_columns(one, now_ns)
+            if isinstance(one, _PARTED):
+                rest = self._take_part(one, now_ns)
                 if rest is not None:
                     draft.hurry(0)
                     return [rest, *inputs[number + 1 :]]
             else:
                 self._take(one, now_ns)
         return []
+
+    def _take_part(self, one: Parted, now_ns: int) -> Parted | None:
+        """Takes several inputs that came as one; returns the part of them that has to wait for the next commit."""
+        if isinstance(one, Delivery):
+            return self._deliver(one, now_ns)
+        if isinstance(one, ColumnDelivery):
+            return self._deliver_columns(one, now_ns)
+        draft = self._draft
+        for number, settled in enumerate(one.results):
+            if draft.size_bytes > DRAFT_BYTES_MAX or draft.full_of_traces:
+                return one.behind(number)
+            self._effect_settled(settled, now_ns)
+        return None
 
     def _check_whole(self) -> None:
         if self._broken:
@@ -516,11 +535,20 @@ class Shard:
         if pending is None or pending.position >= self._draft.position:
             self._dispatcher.counters.duplicates += 1
             return
-        carried = self.state.traces.of(pending) if self.state.traces else None
-        self._settle(settled.sink, (settled.sequence,), now_ns, settled.times_ns, settled.failed)
+        state, dispatcher, draft, address = self.state, self._dispatcher, self._draft, pending.agent
+        carried = None
+        if state.traces:
+            carried = state.traces.of(pending)
+            self._settle(settled.sink, (settled.sequence,), now_ns, settled.times_ns, settled.failed)
+        else:
+            state.outbox.drop(pending)
+            draft.settle(settled.sink, [settled.sequence])
+            draft.hurry(MARKS_WAIT_NS)
         if settled.result is None:
             return
-        state, dispatcher, draft, address = self.state, self._dispatcher, self._draft, pending.agent
+        if settled.sink == MODELS and carried is None:
+            take_fact(state, dispatcher, draft, address, settled.result, MODELS, now_ns)
+            return
         take: Callable[[], None] | None = None
         heard = heard_of(pending.body, settled.result)
         if settled.sink == LEDGER:
