@@ -96,11 +96,11 @@ def test_a_node_that_stops_starts_and_stops_again(here: Folder, postgres: str) -
         send(here, "M2")
         node.end(signal.SIGKILL)
         wait_until(lambda: missions(postgres) == ["M1", "M2"])
-        node = here.start()
+        node = here.start_beside_capture()
         send(here, "M3")
         node.end()
         wait_until(lambda: missions(postgres) == ["M1", "M2", "M3"])
-        here.start()
+        here.start_beside_capture()
         send(here, "M4")
         wait_until(lambda: missions(postgres) == ["M1", "M2", "M3", "M4"])
         assert process.poll() is None
