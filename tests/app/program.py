@@ -1,8 +1,9 @@
 """A node, or a worker, as a program of its own, which can be killed."""
 
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.warm import Warm
 
 
 class Program:
@@ -11,13 +12,11 @@ class Program:
     def __init__(self, folder: Path, module: str, source: str, *arguments: str) -> None:
         self._folder, self._arguments = folder, arguments
         (folder / f"{module}.py").write_text(source, encoding="utf-8")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "stigmergy", *self._arguments]
-        self._process = subprocess.Popen(
-            command, cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        nowhere = subprocess.DEVNULL
+        self._process = Warm(*self._arguments, cwd=self._folder, stdout=nowhere, stderr=nowhere)
 
     def kill(self) -> None:
         if self._process is not None:

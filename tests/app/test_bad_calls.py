@@ -125,7 +125,7 @@ async def test_a_handler_that_ends_programs_fails_the_node_and_whoever_waits() -
     async with running.running(journal="memory:") as live:
         await live.observe("Gauge/a", Cancelled())
         sent, observed = live.send("Gauge/a", Interrupt()), live.observe("Gauge/b", Cancelled())
-        results = await asyncio.wait_for(asyncio.gather(sent, observed, return_exceptions=True), 5)
+        results = await asyncio.wait_for(asyncio.gather(sent, observed, return_exceptions=True), 240)
         assert all(isinstance(result, Exception) for result in results)
         assert isinstance(live.failure, Bug)
         assert landed == ["Gauge/a"]

@@ -69,7 +69,7 @@ async def test_a_running_node_misses_its_journal(url: str, tmp_path: Path, renam
         if writing:
             with pytest.raises(JournalUnknown, match="while the journal was open"):
                 await live.send("Counter/1", Add(number=2))
-        failure = await asyncio.wait_for(live.wait_failure(), 30)
+        failure = await asyncio.wait_for(live.wait_failure(), 240)
         assert "while the journal was open" in str(failure)
     with pytest.raises(JournalCorrupt, match="restore the journal from a copy"):
         await run_once(url, tmp_path / "fleet.key")

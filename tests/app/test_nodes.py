@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import os
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from stigmergy.control.socket import ControlClient
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.proxy import LinkProxy
 from tests.node.fleets import Drone, Measured, Monitor, cloud
+from tests.warm import Warm
 
 WAIT_S_MAX = 240.0
 
@@ -66,14 +65,7 @@ class Ground:
 
     def start(self) -> None:
         command = ["run", "ground:fleet", "--bus", self._broker.url, "--site", "north", "--node", "ground", "--json"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "stigmergy", *command],
-            cwd=self._folder,
-            env=dict(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self._process = Warm(*command, cwd=self._folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if json.loads(line)["event"] == "listening":

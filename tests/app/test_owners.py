@@ -1,10 +1,8 @@
 """Who runs an agent, on a real Mosquitto: nodes as programs of their own that are killed, replaced and doubled."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from stigmergy.control.protocol import (
 )
 from stigmergy.control.socket import ControlClient
 from stigmergy.testing.brokers import Broker
+from tests.warm import Warm
 
 WAIT_S_MAX = 240.0
 YARD = """
@@ -88,14 +87,8 @@ class Node:
     def start(self, *arguments: str) -> "Node":
         """Starts it, and waits until it answers."""
         with (self.folder / "log").open("a") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "stigmergy", "run", "yard:fleet", "--json", *self._arguments, *arguments],
-                cwd=self.folder,
-                env=dict(os.environ),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            command = ["run", "yard:fleet", "--json", *self._arguments, *arguments]
+            self._process = Warm(*command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout is not None
         said = ""
         for line in self._process.stdout:

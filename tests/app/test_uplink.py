@@ -1,7 +1,6 @@
 """An uplink on real brokers: two programs, their configuration in files, `kill -9` of both, a broker that restarts."""
 
 import json
-import os
 import random
 import re
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from stigmergy.control.socket import ControlClient
 from stigmergy.testing.brokers import Broker
+from tests.warm import Warm
 
 WAIT_S_MAX = 240.0
 
@@ -139,14 +139,7 @@ class Program:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "stigmergy", "run", "--json"],
-            cwd=self.folder,
-            env=dict(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self._process = Warm("run", "--json", cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if json.loads(line)["event"] == "listening":

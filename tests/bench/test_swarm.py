@@ -117,7 +117,18 @@ def test_what_is_not_installed_is_named_before_anything_is_flown(
         run(given(tmp_path))
 
 
-@pytest.mark.timeout(300)
+def test_the_application_says_what_a_row_is_made_of(tmp_path: Path) -> None:
+    """All of it, for moments: the broker, the nodes, the world, the checker."""
+    words = ["--drones", "4", "--minutes", "0.02", "--drain", "0.1", "--keep", str(tmp_path / "run")]
+    row = row_of(swarm._ask(words, within_s=240.0))
+    assert row["drones"] == 4
+    assert row["real_time_factor"] > 0.0
+    assert row["cpu_us_per_drone_s"] > row["of_nodes_us"] > 0.0
+    assert row["violations"] == 0
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(900)
 def test_a_small_swarm_is_flown_and_measured(tmp_path: Path) -> None:
     figures = run(given(tmp_path, quick=True))
     (row,) = figures["sizes"]

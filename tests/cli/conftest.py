@@ -1,4 +1,4 @@
-"""A folder with a fleet in it, and the program run in that folder as its users run it: as a process of its own."""
+"""A folder with a fleet in it, and the program run in that folder as a process of its own (see tests/warm.py)."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from stigmergy.control.socket import ControlClient
+from tests.warm import Warm
 
 START_S_MAX = 240.0
 RUN_S_MAX = 240.0
@@ -156,15 +158,10 @@ class Folder:
 
     def cli(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "stigmergy", *arguments],
-            cwd=self.path,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=RUN_S_MAX,
-            check=False,
-        )
+        pipe = subprocess.PIPE
+        with Warm(*arguments, cwd=self.path, env={**os.environ, **environment}, stdout=pipe, stderr=pipe) as process:
+            out, err = process.communicate(timeout=RUN_S_MAX)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         """Runs a command with --json; its one document. Nothing else may be on stdout."""
@@ -200,14 +197,13 @@ class Folder:
 
     def start(self, *arguments: str, file_bytes_max: int | None = None) -> Node:
         """Starts a node and waits until it listens. Past the limit of bytes every write to a file fails."""
-        limit = [] if file_bytes_max is None else ["prlimit", f"--fsize={file_bytes_max}"]
-        process = subprocess.Popen(
-            [*limit, sys.executable, "-m", "stigmergy", "run", *(arguments or ("drone:fleet",)), "--json"],
-            cwd=self.path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["run", *(arguments or ("drone:fleet",)), "--json"]
+        pipes: dict[str, Any] = {"cwd": self.path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if file_bytes_max is None:
+            process: subprocess.Popen[str] = Warm(*command, **pipes)
+        else:
+            limited = ["prlimit", f"--fsize={file_bytes_max}", sys.executable, "-m", "stigmergy", *command]
+            process = subprocess.Popen(limited, **pipes, text=True)
         assert process.stdout is not None
         began = [process.stdout.readline() for _ in range(2)]
         if not all(began):
@@ -216,6 +212,17 @@ class Folder:
         node = Node(process, [json.loads(line) for line in began])
         self.nodes.append(node)
         return node
+
+    def start_beside_capture(self) -> Node:
+        """Starts a node as a supervisor does: `capture` reads the log itself while there is none, and has it open for
+        that moment, in which a start is refused."""
+        until_s = time.monotonic() + START_S_MAX
+        while True:
+            try:
+                return self.start()
+            except AssertionError as refused:
+                if "has the journal open" not in str(refused) or time.monotonic() > until_s:
+                    raise
 
     def close(self) -> None:
         """Ends what still runs."""

@@ -18,6 +18,7 @@ from rigs.postgres import NoPostgres, start_postgres
 from stigmergy.testing.nats import NatsCluster
 from tests.cli.conftest import Folder
 from tests.conftest import without
+from tests.warm import Warm
 
 WAIT_S_MAX = 240.0
 
@@ -45,13 +46,8 @@ def send(folder: Folder, mission: str, agent: str = "Drone/D-17") -> None:
 @contextlib.contextmanager
 def capturing(folder: Folder, url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Runs `stigmergy capture` in a process of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stigmergy", "capture", "drone:fleet", "--to", url, *arguments, "--json"],
-        cwd=folder.path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command, pipe = ["capture", "drone:fleet", "--to", url, *arguments, "--json"], subprocess.PIPE
+    process = Warm(*command, cwd=folder.path, stdout=pipe, stderr=pipe)
     try:
         yield process
     finally:
@@ -96,11 +92,11 @@ def test_a_node_that_stops_starts_and_stops_again(here: Folder, postgres: str) -
         send(here, "M2")
         node.end(signal.SIGKILL)
         wait_until(lambda: missions(postgres) == ["M1", "M2"])
-        node = here.start()
+        node = here.start_beside_capture()
         send(here, "M3")
         node.end()
         wait_until(lambda: missions(postgres) == ["M1", "M2", "M3"])
-        here.start()
+        here.start_beside_capture()
         send(here, "M4")
         wait_until(lambda: missions(postgres) == ["M1", "M2", "M3", "M4"])
         assert process.poll() is None

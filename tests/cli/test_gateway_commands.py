@@ -19,6 +19,7 @@ from stigmergy.control.protocol import SendRequest, StateRequest, StatusRequest,
 from stigmergy.control.socket import ControlClient
 from stigmergy.nats.servers.server import LOOPBACK, free_ports
 from tests.cli.test_gateway import WAIT_S_MAX
+from tests.warm import Warm
 
 MODULE = """
 from stigmergy import Agent, Command, Event, Events, Fleet, decide, evolve
@@ -73,11 +74,11 @@ class Device:
 
     def __init__(self, folder: Path, mqtt: str) -> None:
         self.folder = prepare(folder, "Drone/7", f'bus = "{mqtt}?reconnect_s_max=1"\nsite = "north"\nnode = "device"\n')
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "stigmergy", "run", "--json", "--journal", "sqlite:device.db"]
-        self._process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL)
+        command = ["run", "--json", "--journal", "sqlite:device.db"]
+        self._process = Warm(*command, cwd=self.folder, stdout=subprocess.DEVNULL)
         wait_until(lambda: self.ask(StatusRequest()).link.state == "up")
 
     def ask(self, request: Any) -> Any:

@@ -24,6 +24,7 @@ from stigmergy.node.settings import Settings, TraceSettings
 from tests.cli.conftest import DRONE, Folder
 from tests.cli.terminal import in_terminal
 from tests.conftest import without
+from tests.warm import Warm
 
 WAIT_S = 240.0
 UNPACKED = Path("build/logs").resolve()
@@ -45,8 +46,7 @@ def program(name: str) -> tuple[list[str], dict[str, str]]:
 
 
 def start(folder: Folder, *options: str, stderr: Any, module: str = "drone:fleet") -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "stigmergy", "run", module, *options]
-    return subprocess.Popen(command, cwd=folder.path, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    return Warm("run", module, *options, cwd=folder.path, stdout=subprocess.PIPE, stderr=stderr)
 
 
 def listens(process: subprocess.Popen[str]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -28,6 +27,7 @@ from stigmergy.metrics.profile import Profile
 from stigmergy.nats.bus import open_bus
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.formats.manual import tables
+from tests.warm import Warm
 
 R = TypeVar("R")
 WAIT_S_MAX = 240.0
@@ -157,15 +157,13 @@ class Crew:
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self.url = url
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[subprocess.Popen[str]] = []
 
     def start(self, name: str, module: str, *options: str) -> "Mate":
-        command = [sys.executable, "-m", "stigmergy", "worker", f"{module}:fleet", "--json", "--nats", self.url]
+        command = ["worker", f"{module}:fleet", "--json", "--nats", self.url, "--name", name, *options]
         log = self.folder / f"{name}.jsonl"
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                [*command, "--name", name, *options], cwd=self.folder, stdout=out, stderr=subprocess.STDOUT
-            )
+            process = Warm(*command, cwd=self.folder, stdout=out, stderr=subprocess.STDOUT)
         self._running.append(process)
         return Mate(name, process, log)
 
@@ -209,7 +207,7 @@ class Client:
 class Mate:
     """One worker."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
         self.name = name
         self.process = process
         self._log = log

@@ -78,7 +78,8 @@ def test_everything_happens_as_it_is_written(tmp_path: Path) -> None:
     assert followed > 50
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
 def test_a_swarm_is_built_as_it_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "swarm"
     folder.mkdir()

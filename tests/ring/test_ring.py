@@ -249,7 +249,7 @@ def test_blocking_sides_wait_for_each_other(path: Path) -> None:
 
         def consume() -> None:
             with open_blocking_consumer(path) as consumer:
-                while len(seen) < 200 and consumer.wait_ready(10):
+                while len(seen) < 200 and consumer.wait_ready(240):
                     message = consumer.take_nowait()
                     assert message is not None
                     assert message.body == message.number.to_bytes(4, "big") * 500
@@ -261,7 +261,7 @@ def test_blocking_sides_wait_for_each_other(path: Path) -> None:
         thread.start()
         for number in range(1, 201):
             assert producer.put(number.to_bytes(4, "big") * 500) == number
-        producer.wait_durable(within_s=10)
+        producer.wait_durable(within_s=240)
         thread.join()
         assert seen == list(range(1, 201))
 
@@ -308,10 +308,10 @@ def test_lost_bell_costs_a_moment_only(path: Path) -> None:
     async def lose() -> None:
         producer, consumer = open_producer(path), open_consumer(path)
         producer._ready.ring = lambda: None  # type: ignore[method-assign]
-        waiting = asyncio.ensure_future(consumer.wait_ready(10))
+        waiting = asyncio.ensure_future(consumer.wait_ready(240))
         await asyncio.sleep(0.02)
         producer.put_nowait(b"x")
-        assert await asyncio.wait_for(waiting, 5)
+        assert await asyncio.wait_for(waiting, 60)
         producer.close()
         consumer.close()
 
@@ -330,7 +330,7 @@ def test_sides_move_to_another_loop(path: Path) -> None:
     producer, consumer = open_producer(path), open_consumer(path)
 
     async def exchange(number: int) -> None:
-        waiting = asyncio.ensure_future(consumer.wait_ready(10))
+        waiting = asyncio.ensure_future(consumer.wait_ready(240))
         await asyncio.sleep(0.01)
         await producer.put(b"x")
         assert await waiting

@@ -2,10 +2,8 @@
 
 import http.client
 import json
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from urllib.parse import urlsplit
 
 from tests.cli.conftest import DRONE
 from tests.cli.in_process import Here
+from tests.warm import Warm
 
 START_S_MAX = 240.0
 WAIT_S_MAX = 240.0
@@ -42,14 +41,8 @@ class ServedProcess:
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
         # Also a test that is killed leaves no node behind.
-        with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        self.process = subprocess.Popen(
-            [*with_us, sys.executable, "-m", "stigmergy", *arguments, "--json"],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipe = subprocess.PIPE
+        self.process = Warm(*arguments, "--json", is_bound=True, cwd=folder, stdout=pipe, stderr=pipe)
         self.said: list[dict[str, Any]] = []
         self.url = ""
         assert self.process.stdout is not None

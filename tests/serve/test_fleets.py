@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ import pytest
 from stigmergy.shard.homes import shard_of
 from stigmergy.testing.nats import start_single
 from tests.serve.rig import HttpAnswer, ServedProcess, SseClient, make_folder, run_served, wait_until
+from tests.warm import Warm
 
 CLIENTS = 4
 COMMANDS = 20
@@ -116,9 +116,9 @@ def cluster(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         yield folder, server.url
 
 
-def start_worker(folder: Path, url: str, name: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "stigmergy", "worker", "drone:fleet", "--nats", url, "--name", name, "--json"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def start_worker(folder: Path, url: str, name: str) -> subprocess.Popen[str]:
+    command = ["worker", "drone:fleet", "--nats", url, "--name", name, "--json"]
+    return Warm(*command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def test_workers_on_nats_and_one_of_them_is_killed(cluster: tuple[Path, str]) -> None:

@@ -68,7 +68,7 @@ ASKED: tuple[tuple[str, str, Any], ...] = (
     ("GET", "/v1/agents?where=total%3E5&limit=10", None),
     ("GET", "/v1/agents/Meter/m1", None),
     ("GET", "/v1/agents/Meter/m1?at=1", None),
-    ("GET", "/v1/views/Totals?agent=Meter/m1&after=AFTER&within_s=30", None),
+    ("GET", "/v1/views/Totals?agent=Meter/m1&after=AFTER&within_s=50", None),
     ("GET", "/v1/agents/Meter/m1/explain", None),
 )
 CHANCE = re.compile(

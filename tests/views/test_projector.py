@@ -152,6 +152,24 @@ DROPPING = Settings(
 """Everything goes that may go."""
 
 
+def test_who_asks_while_the_view_is_opened_is_answered_although_nothing_follows() -> None:
+    async def main(node: SimNode) -> None:
+        live = await node.start()
+        await live.send("Drone/D-1", Enter(zone="A"))
+        await caught_up(live)
+        assert live.views is not None
+        one = live.views.projectors["ZoneLoad"]
+        await one.stop()
+        again = projectors.Projector(one.plan, one.store, one._sources)
+        await again.start()
+        assert not again.written, "not opened yet"
+        await again.wait_written(one.written, 60.0)
+        assert again.written == one.written
+        await again.stop()
+
+    play(declare(), main)
+
+
 @pytest.mark.parametrize("sync_s", [1e9, 0.5])
 def test_retention_waits_until_views_have_the_log_for_good(sync_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projectors, "SYNC_EVERY_S", sync_s)

@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import DEVNULL, Popen
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from stigmergy.control.protocol import LogRequest
 from stigmergy.shard.homes import shard_of
 from stigmergy.testing.bus_rig import wait_until
 from stigmergy.testing.nats import NatsCluster
+from tests.warm import Warm
 from tests.workflows.delivery import Arrived, Drone, delivery
 
 MANUAL = Path(__file__).parents[2] / "docs" / "workflows.md"
@@ -42,10 +42,10 @@ class WorkerProcess:
 
     def __init__(self, folder: Path, url: str, name: str) -> None:
         self._said = folder / f"{name}.json"
-        command = [sys.executable, "-m", "stigmergy", "worker", "delivery:fleet", "--nats", f"{url}?replicas=3"]
+        command = ["worker", "delivery:fleet", "--nats", f"{url}?replicas=3"]
         command += ["--bus", url, "--key", "key", "--name", name, "--json"]
         with self._said.open("w") as said:
-            self.process = Popen(command, cwd=folder, stdout=said, stderr=DEVNULL)
+            self.process = Warm(*command, cwd=folder, stdout=said, stderr=DEVNULL)
 
     def owned(self) -> set[int]:
         """The shards that it has now, as far as it has said so."""

@@ -260,7 +260,13 @@ class JournalContract:
             "drop_snapshot": lambda: journal.drop_snapshot(0, 1),
             "drop": lambda: journal.drop(0, 1),
         }
-        outcomes = await asyncio.gather(journal.append(under_way), writes[second](), return_exceptions=True)
+
+        async def begin(write: Callable[[], Awaitable[None]]) -> None:
+            await write()
+
+        # Both begin in one turn of the loop: an append that began before it could have ended when the second begins.
+        first = begin(lambda: journal.append(under_way))
+        outcomes = await asyncio.gather(first, begin(writes[second]), return_exceptions=True)
         assert outcomes[0] is None
         assert isinstance(outcomes[1], Bug)
         assert [head.position for head in journal.heads()] == [3]

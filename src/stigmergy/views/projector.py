@@ -364,6 +364,7 @@ class Projector:
         self._revision = known.revision
         self._read = dict(known.positions)
         self._written = self._noted = known.positions
+        self._moved.set()  # whoever asked before: it may be all there is
 
     async def _create(self) -> StoredView:
         self._synced = {}

@@ -106,6 +106,8 @@ def operator(tmp_path: Path, show: Callable[..., Screen]) -> Iterator[Operator]:
         yield Operator(swarm, show(swarm.url, width=1440, height=900).open())
 
 
+@pytest.mark.prove  # the pages themselves: tests/web; what they show of a swarm: test_views and test_map
+@pytest.mark.timeout(3600)
 def test_what_an_operator_sees_of_a_swarm_and_of_an_incident(operator: Operator) -> None:
     """One test, because a swarm takes seconds to start and to fly."""
     swarm, world = operator.swarm, operator.swarm.world

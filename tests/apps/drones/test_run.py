@@ -174,13 +174,14 @@ async def test_the_world_keeps_up_with_the_wall_or_slows_down(tmp_path: Path) ->
     swarm = Swarm(make_plan(4, 1, START_T), tmp_path, Options(), lambda _: None)
     ticking = asyncio.ensure_future(swarm.run_world(WorldServer(swarm.world)))
     began_s = time.monotonic()
-    await asyncio.sleep(1.05)
+    await wait_until(lambda: swarm.world.now_t() - START_T >= 1.0)
     passed = swarm.world.now_t() - START_T
-    assert 0.5 <= passed <= time.monotonic() - began_s + 0.1
+    assert passed <= time.monotonic() - began_s + 0.1
     time.sleep(3.0)  # noqa: ASYNC251 - nothing runs meanwhile
+    went_on_s = time.monotonic()
     await asyncio.sleep(0.05)
     # It does not make up for all that it missed.
-    assert swarm.world.now_t() - START_T < passed + 1.5
+    assert swarm.world.now_t() - START_T < passed + 1.45 + time.monotonic() - went_on_s
     ticking.cancel()
     await asyncio.gather(ticking, return_exceptions=True)
     swarm.world.close()
@@ -211,7 +212,7 @@ async def test_while_it_waits_the_others_hear_their_last_fixes_again(
     busy.took(START_T)
     await asyncio.sleep(0.05)
     ticking = asyncio.ensure_future(swarm.run_world(server))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while heard.count(heard[-1]) < 3:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.02)
     assert heard[-1] > START_T
@@ -237,7 +238,7 @@ async def test_the_world_waits_for_a_region_that_is_behind(tmp_path: Path, monke
     await asyncio.sleep(2.0)
     assert swarm.world.now_t() - START_T <= NODES_BEHIND_S_MAX + TICK_S
     remote.took(START_T + NODES_BEHIND_S_MAX)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while swarm.world.now_t() - START_T <= NODES_BEHIND_S_MAX + TICK_S:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.02)
     await end_task(ticking)

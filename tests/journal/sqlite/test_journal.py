@@ -241,7 +241,7 @@ async def test_stalled_disk_does_not_stall_the_loop(path: Path, monkeypatch: pyt
 
     def stall(*args: object) -> None:
         loop.call_soon_threadsafe(stalled.set)
-        go_on.wait(10)
+        go_on.wait(240)
         write(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(journal, "_append", stall)

@@ -23,7 +23,7 @@ from stigmergy.nats.streams import ensure_stream
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.disks import SmallDisk, small_disk
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 USERS = (User("fleet", "f"), User("system", "s", is_system=True))
 MESSAGE = b"x" * 50_000
 
