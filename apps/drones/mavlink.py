@@ -239,8 +239,8 @@ class MavlinkDrone:
             if vehicle.is_armed() and not self._armed:
                 raise Unreachable(f"the motors of {self.name} have not stopped since it landed; try again")
             if not self._rises:
+                self._armed = True  # whatever comes of it: an answer that is lost leaves motors on that are ours
                 await vehicle.arm()
-                self._armed = True
                 await vehicle.take_off(course.z)
                 self._rises = True
         elif vehicle.is_flying() or not self._rises:

@@ -61,6 +61,17 @@ class Planned(st.Event):
     at: str
 
 
+class Spot(st.Entry):
+    name: str
+
+
+spots = st.Ledger("spots", Spot)
+
+
+class SpotNoted(st.Event):
+    name: str
+
+
 class Haze(st.Model, name="haze"):
     share: float
 
@@ -96,8 +107,13 @@ class Scout(st.Agent):
     def judged(self, event: st.Inferred[Haze]) -> None:
         pass
 
+    @st.decide
+    def spotted(self, entry: st.Entered[Spot]) -> st.Events:
+        yield SpotNoted(name=entry.entry.name)
+
     @st.react
     def act(self, event: Looked) -> st.Effects:
+        yield spots.propose(Spot(name=f"{event.at} {self.looks}"))
         yield Haze.ask([0.5])
         yield st.Publish("looks", Heard(at=event.at))
         yield Lamp(at=event.at)
@@ -114,7 +130,7 @@ class Places(st.View):
         self.looks += 1
 
 
-fleet = st.Fleet("town", agents=[Scout], views=[Places])
+fleet = st.Fleet("town", agents=[Scout], views=[Places], ledgers=[spots])
 fleet.listen("Scout/{id}/looks", to="Scout/a-ear")
 
 

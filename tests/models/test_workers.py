@@ -35,7 +35,7 @@ async def test_the_shards_of_a_worker_ask_the_same_models(server: NatsCluster, t
     put(tmp_path, bundle())
     said: list[tuple[str, dict[str, Any]]] = []
     places = NodeConfig(models=f"folder:{tmp_path}", model_keys=(KEY,))
-    fleet = st.Fleet("gas", agents=[GasSensor], shards=SHARDS, settings=PATIENT)
+    fleet = st.Fleet("gas1", agents=[GasSensor], shards=SHARDS, settings=PATIENT)
     made = NatsWorker(
         fleet, server.url, Config(), key=tmp_path / "key", node_config=places, tell=lambda *one: said.append(one)
     )

@@ -217,8 +217,7 @@ class Host:
         self.intake.name_position = self.feed.after
         failures = self.effector.failures = FailureReport(self.clock.monotonic_ns)
         self.intake.tracer = Tracer(self.settings.traces, self.declaration.plans, self.clock.wall_ns)
-        self._unsaid: deque[Queued] = deque()
-        """Notes that commits of traces are durable, for the next turn: no turn is taken for them alone."""
+        self._unsaid = deque[Queued]()  # notes that commits of traces are durable, for the next turn: they take none
         self.effector.trace_of, self.effector.traced_ns = self._trace_of, self._traced_ns
         for shard in self.shards:
             shard.trace_failures(self.intake.tracer.traces_failures)
