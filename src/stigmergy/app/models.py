@@ -54,9 +54,10 @@ class NodeModels:
         *,
         run: str,
         journal: str = "",
+        trusted: Sequence[bytes] = (),
     ) -> None:
         """`hosts` are those whose agents ask. `run` names this run among all that count answers; beside the file of the
-        `journal` is kept what a start without a link needs."""
+        `journal` is kept what a start without a link needs. `trusted` are keys of other nodes, besides `peers`."""
         self._fleet = fleet
         self._url = node_config.models
         self._store = ModelsStore(self._url, fleet.name, clock)
@@ -65,7 +66,7 @@ class NodeModels:
         keys = [read_key(text).key for text in node_config.model_keys]
         self.versions: RolloutVersions | None = None
         if KIND in fleet.plans:
-            believed = [signer.public_key, *keys, *(read_key(text).key for text in node_config.peers)]
+            believed = [signer.public_key, *keys, *trusted, *(read_key(text).key for text in node_config.peers)]
             cache = None if beside is None else RecordsFile(Path(f"{beside}{VERSIONS_BESIDE}"))
             trust = RecordTrust(believed, Ed25519Verifier(), signer)
             self.versions = RolloutVersions(fleet.name, fleet.models, trust, clock, threads, source=run, cache=cache)

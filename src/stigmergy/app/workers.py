@@ -158,6 +158,7 @@ class NatsWorker:
             bus_link=bus_link,
             metrics_url=self._metrics_url,
             member=self._member,
+            trusted=self._trusted,
         )
         if backend.models is not None:
             await backend.models.start(lambda sentence: self._tell("notice", {"what": sentence}))
@@ -229,7 +230,9 @@ class NatsClusterBackend:
         bus_link: NatsLink | None = None,
         metrics_url: Callable[[], str] = str,
         member: Callable[[], str] = str,
+        trusted: Sequence[bytes] = (),
     ) -> None:
+        """`trusted` are keys of other workers."""
         self._worker = worker
         self._member = member
         self._metrics_url = metrics_url
@@ -248,7 +251,7 @@ class NatsClusterBackend:
         """By shard, for profiles. Nobody keeps a host, with all its agents, whose shard has moved away."""
         clock, run = SystemClock(), f"{worker}/{self._entropy.token(RUN_BYTES).hex()}"
         about = (fleet, node_config, clock, self._threads, settings.models, signer, self._running)
-        self.models = NodeModels(*about, run=run) if fleet.models else None
+        self.models = NodeModels(*about, run=run, trusted=trusted) if fleet.models else None
         """Those of all shards of this worker: one thread, one copy of each model."""
         self._profiler = Profiler(self._running, profiled_process(f"worker {worker}"))
 
