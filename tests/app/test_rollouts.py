@@ -133,7 +133,8 @@ async def test_what_agents_judge_in_the_shadow_takes_a_version_back_that_is_wron
         await until(lambda: stage(live) == "rolled back", lambda: measure(live, 12.0))
         found = live.query(ROLLOUT, st.ModelRollout)
         stable, candidate = found.counts
-        assert "100.0% of its" in found.reason, "all of its judged answers were wrong"
+        assert "100.0% of its" in found.reason
+        assert "judged answers are wrong" in found.reason, "it has missed something: no false positives"
         assert candidate.judged == candidate.wrong >= 5
         assert (stable.judged > 0, stable.wrong) == (True, 0)
 

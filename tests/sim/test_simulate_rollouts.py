@@ -98,7 +98,7 @@ def test_a_node_that_was_away_comes_back_to_the_version_of_today(world: World) -
         await reach(lambda: rollout(world).stage == "promoted")
         await away.crash()
         await reach(lambda: away.is_up)
-        assert {world.state(one, GasSensor).version for one in SENSORS[4:]} <= {"1.2.0", "1.3.0"}
+        assert {world.state(one, GasSensor).version for one in SENSORS[4:]} == {"1.2.0"}, "it has not heard of it"
         away.restore()
 
     world.script(go)

@@ -149,8 +149,9 @@ def judge(
 def _too_bad(rule: RolloutRule, stage: Stage, stable: VersionCounts, candidate: VersionCounts) -> str:
     wrong, wrong_before = _share(candidate.wrong, candidate.judged), _share(stable.wrong, stable.judged)
     if candidate.judged >= rule.judged_min and wrong - wrong_before > rule.false_positives_max:
+        what = "wrong" if stage == "shadow" else "false positives"
         return (
-            f"{wrong:.1%} of its {candidate.judged:,} judged answers are false positives, {wrong_before:.1%} of the "
+            f"{wrong:.1%} of its {candidate.judged:,} judged answers are {what}, {wrong_before:.1%} of the "
             f"old version's; false_positives_max is {rule.false_positives_max:.1%} above"
         )
     failed, failed_before = _share(candidate.failed, candidate.asks), _share(stable.failed, stable.asks)
