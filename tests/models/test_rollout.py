@@ -98,6 +98,7 @@ def test_a_verdict_is_one_of_three_and_says_why(a: VersionCounts, b: VersionCoun
     ("stage", "stable", "candidate", "why"),
     [
         ("canary", {"judged": 100, "wrong": 5}, {"judged": 10, "wrong": 1}, "10.0% of its 10 judged answers are false"),
+        ("canary", {"judged": 1, "wrong": 1}, {"judged": 10, "wrong": 10}, "0.0% of the old version's"),
         ("shadow", {"asks": 100}, {"asks": 10, "failed": 1}, "the fallback answered 10.0% of its 10 questions"),
         ("shadow", {}, {"asks": 100, "compared": 100, "differed": 6}, "6.0% of 100 answers differ"),
         ("canary", {"asks": 100, "latency_s": 1.0}, {"asks": 100, "latency_s": 1.6}, "16.00 ms on average"),

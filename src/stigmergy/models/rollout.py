@@ -147,7 +147,9 @@ def judge(
 
 
 def _too_bad(rule: RolloutRule, stage: Stage, stable: VersionCounts, candidate: VersionCounts) -> str:
-    wrong, wrong_before = _share(candidate.wrong, candidate.judged), _share(stable.wrong, stable.judged)
+    # One bad answer of the old version must not excuse all of the new one's.
+    enough = stable.judged >= rule.judged_min
+    wrong, wrong_before = _share(candidate.wrong, candidate.judged), _share(stable.wrong, stable.judged) * enough
     if candidate.judged >= rule.judged_min and wrong - wrong_before > rule.false_positives_max:
         what = "wrong" if stage == "shadow" else "false positives"
         return (
