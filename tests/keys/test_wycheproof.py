@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec import json as json_codec
 
 from stigmergy.bus.port import BusMessage
-from stigmergy.bus.signatures import CheckedRoots, Proof
+from stigmergy.bus.signatures import BusProof, CheckedRoots
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import SignatureAlgorithm
 
@@ -63,4 +63,4 @@ def test_no_signature_of_the_vectors_is_one_of_a_message_on_a_bus() -> None:
     for vector in VECTORS:
         message = BusMessage("fleet/site/agents/Kind/name/events/about", bytes.fromhex(vector.message))
         key, signature = bytes.fromhex(vector.key), bytes.fromhex(vector.signature)
-        assert not roots.is_signed(message, Proof("fleet/site/node", False, ED25519, key, signature, 0, ()))
+        assert not roots.is_signed(message, BusProof("fleet/site/node", False, ED25519, key, signature, 0, ()))

@@ -148,6 +148,19 @@ def node_signing(
     return Signing(me, keys, now_s)
 
 
+def signs_as(
+    site: str, node: str, signer: Signer, now_s: Callable[[], float]
+) -> Callable[[str, BusSettings, Bus], SignedBus]:
+    """For a simulated node, of which only the world remembers what a real one keeps in a file: over all its lives."""
+    known = KnownNodes(None)
+
+    def sign(fleet: str, settings: BusSettings, bus: Bus) -> SignedBus:
+        where = NodeConfig(site=site, node=node)
+        return node_signing(where, fleet, settings, signer, now_s, known=known).wrap(bus, "memory:simulated")
+
+    return sign
+
+
 def client_signing(name: str, signer: Signer | None, signatures: str, now_s: Callable[[], float]) -> Signing:
     """For a client, which signs with a key of its own, if it has one, and verifies what nodes say."""
     if signatures == OFF:

@@ -1,8 +1,8 @@
 """Signatures of messages on a bus: what is signed, and how a message carries it. docs/signatures.md is the manual.
 
 Messages are signed in batches: the leaves of a tree are digests of messages, and its root is signed once. Each message
-carries a `Proof`: who signed, with which key, the signature of the root, and the way from the message to the root. So
-a receiver checks one signature for all messages of a batch, and for each message a few digests.
+carries a `BusProof`: who signed, with which key, the signature of the root, and the way from the message to it. So a
+receiver checks one signature for all messages of a batch, and for each message a few digests.
 
 A digest covers the topic, which begins with fleet and site, and the payload; and of a CloudEvent in binary form its
 attributes, which are properties. So a message is worth nothing on another topic. The proof is part of the message:
@@ -61,7 +61,7 @@ class Identity(Struct, frozen=True):
     """Whether its key ends with the process: a node without a key file."""
 
 
-class Proof(Struct, frozen=True):
+class BusProof(Struct, frozen=True):
     """That a message is one of those that were signed together."""
 
     signer: str
@@ -101,7 +101,7 @@ def sign_batch(messages: Sequence[BusMessage], me: Identity) -> list[BusMessage]
     return signed
 
 
-def read_signed(message: BusMessage) -> tuple[BusMessage, Proof | None]:
+def read_signed(message: BusMessage) -> tuple[BusMessage, BusProof | None]:
     """The message without its proof, and the proof; None if it has none. Raises Malformed for an unreadable one."""
     bare, written = _split(message)
     if written is None:
@@ -133,7 +133,7 @@ def _split(message: BusMessage) -> tuple[BusMessage, bytes | str | None]:
     return message, None
 
 
-def read_proof(data: bytes) -> Proof:
+def read_proof(data: bytes) -> BusProof:
     """Reads a proof; every proof has one spelling. Raises Malformed."""
     parts: list[bytes] = []
     at = 3
@@ -153,7 +153,7 @@ def read_proof(data: bytes) -> Proof:
     if rest or height > PATH_MAX or index >> height or not signer.isprintable():
         raise Malformed("the signature does not fit the tree of a batch")
     siblings = tuple(path[begin : begin + DIGEST_BYTES] for begin in range(0, len(path), DIGEST_BYTES))
-    return Proof(signer, bool(flags), algorithm, parts[1], parts[2], index, siblings)
+    return BusProof(signer, bool(flags), algorithm, parts[1], parts[2], index, siblings)
 
 
 def digest_of(message: BusMessage) -> bytes:
@@ -190,7 +190,7 @@ class CheckedRoots:
         self._count_max = count_max
         self._right: dict[bytes, None] = {}
 
-    def is_signed(self, message: BusMessage, proof: Proof) -> bool:
+    def is_signed(self, message: BusMessage, proof: BusProof) -> bool:
         """Whether the key in the proof has signed this message under the name in the proof."""
         statement = proof.statement(message)
         # The parts in front have a fixed length for each algorithm, or say it: no two proofs have one of these texts.

@@ -21,7 +21,7 @@ from stigmergy.base.errors import Malformed, PeerError
 from stigmergy.base.trust import Verifier
 from stigmergy.bus.port import BusMessage
 from stigmergy.bus.presence import Member, goes_before, is_other_journal, names, read_presence
-from stigmergy.bus.signatures import CheckedRoots, Proof
+from stigmergy.bus.signatures import BusProof, CheckedRoots
 from stigmergy.bus.tells import read_acknowledgement, read_frame
 from stigmergy.bus.topics import AGENTS, NODES, Channel, Topics, escape, unescape
 from stigmergy.membership.bus_mesh import MESH
@@ -192,7 +192,7 @@ class BusKeys:
             self._claims[kept.name] = _Claim(kept.member, b"", self._order, key, is_heard=False)
             self._index(what, kept.member)
 
-    def check(self, message: BusMessage, proof: Proof | None) -> str:
+    def check(self, message: BusMessage, proof: BusProof | None) -> str:
         """Why a message, which is here without its proof, is refused; empty if it is taken. Remembers what it says of
         its node."""
         topic = message.topic
@@ -218,7 +218,7 @@ class BusKeys:
 
     # ------------------------------------------------------------------ signed messages
 
-    def _signed(self, what: Owned, message: BusMessage, proof: Proof) -> str:
+    def _signed(self, what: Owned, message: BusMessage, proof: BusProof) -> str:
         is_client = proof.signer.count("/") == 1
         # What costs little goes first: a flood of forged messages must not cost a check of a signature each.
         why = "" if is_client else self._why_not_its_key(proof.signer, proof)
@@ -238,7 +238,7 @@ class BusKeys:
             self._collectors.setdefault(message.topic, proof.signer)
         return ""
 
-    def _why_not_its_key(self, name: str, proof: Proof) -> str:
+    def _why_not_its_key(self, name: str, proof: BusProof) -> str:
         """Why this key may not sign under this name."""
         known = self._names.get(name)
         if known is not None and known.key == proof.key:
@@ -260,18 +260,18 @@ class BusKeys:
             return False
         return known.has_left or self._now_s() - known.heard_s > self._gone_s
 
-    def _is_twin(self, what: Owned, proof: Proof) -> bool:
+    def _is_twin(self, what: Owned, proof: BusProof) -> bool:
         """Whether another node announces itself under our name: presence has to hear that, to find twins."""
         return what.channel == Channel.PRESENCE.value and self._may_sign(proof.key)
 
-    def _acceptable(self, proof: Proof) -> str:
+    def _acceptable(self, proof: BusProof) -> str:
         known = self._names.get(proof.signer)
         if known is not None and known.key == proof.key:
             return ""
         objection = self._verifier.acceptable(proof.algorithm, proof.key)
         return "" if objection is None else f"its key is refused: {objection}"
 
-    def _note_key(self, proof: Proof) -> None:
+    def _note_key(self, proof: BusProof) -> None:
         known = self._names.get(proof.signer)
         if known is not None and known.key == proof.key:
             known.heard_s, known.has_left = self._now_s(), False
@@ -281,7 +281,7 @@ class BusKeys:
         if not proof.is_passing:
             self._keep(KeptNode(proof.signer, proof.key.hex()))
 
-    def _why_not_its_topic(self, what: Owned, message: BusMessage, proof: Proof, *, is_client: bool) -> str:
+    def _why_not_its_topic(self, what: Owned, message: BusMessage, proof: BusProof, *, is_client: bool) -> str:
         """Why this signer may not publish on this topic."""
         signer = proof.signer
         if is_client:
@@ -388,7 +388,7 @@ class BusKeys:
 
     # ------------------------------------------------------------------ which agents a node runs
 
-    def _hear_presence(self, what: Owned, message: BusMessage, proof: Proof) -> str:
+    def _hear_presence(self, what: Owned, message: BusMessage, proof: BusProof) -> str:
         """Keeps what a node says in its own name."""
         before = self._claims.get(what.name)
         if what.name == self.me and proof.key != self._key:

@@ -14,16 +14,11 @@ from contextvars import Context
 
 from msgspec import Struct, structs
 
-from stigmergy.app.node_config import NodeConfig
-from stigmergy.app.signing import KnownNodes, node_signing
 from stigmergy.base.errors import LedgerUnavailable, LedgerUnknown
-from stigmergy.base.trust import Signer
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
-from stigmergy.bus.port import Bus, BusMessage
+from stigmergy.bus.port import BusMessage
 from stigmergy.claims.memory_ledger import MemoryLedger, MemoryLedgerStore
 from stigmergy.claims.port import READ_COUNT_MAX, Heard, LedgerCheckpoint, LedgerEntry
-from stigmergy.network.signed_bus import SignedBus
-from stigmergy.node.host import Host
 from stigmergy.sim.network import LinkFaults, Network
 
 PER_MILLE = 1_000
@@ -322,16 +317,3 @@ class SimLedger:
         if self._chance.randrange(2):
             delay_s = self._chance.randint(0, LATE_MS_MAX) / 1_000
             asyncio.get_running_loop().call_later(delay_s, self._store.append, entries)
-
-
-def signs_as(site: str, node: str, signer: Signer) -> Callable[[Host, Bus], SignedBus]:
-    """What signs and verifies on a node's bus, as the composition root makes it. What a real node keeps in a file is
-    kept here over all lives of the node."""
-    known = KnownNodes(None)
-
-    def sign(host: Host, bus: Bus) -> SignedBus:
-        where, time_s = NodeConfig(site=site, node=node), asyncio.get_running_loop().time
-        fleet, settings = host.declaration.name, host.settings.bus
-        return node_signing(where, fleet, settings, signer, time_s, known=known).wrap(bus, "memory:simulated")
-
-    return sign
