@@ -200,3 +200,18 @@ def test_one_message_that_cannot_be_signed_spoils_no_other() -> None:
         await wait_until(lambda: heard.messages == [event(1), event(2)])
 
     play(scene)
+
+
+def test_what_is_for_another_node_is_passed_over_unverified() -> None:
+    async def scene(stage: Stage) -> None:
+        sender, receiver, heard = await stage.node("a"), await stage.node("b"), HandlerLog()
+        wants = Gate(lambda topic: topic, lambda *_: True, heard, wants=lambda topic: "/D-17/" in topic)
+        await receiver.subscribe(f"{ROOT}/agents/+/+/commands", wants)
+        for agent in ("D-16", "D-17", "D-18"):
+            await sender.publish(BusMessage(f"{ROOT}/agents/Drone/{agent}/commands", event(1).payload, STRUCTURED))
+        await wait_until(lambda: len(heard.messages) == 1)
+        await asyncio.sleep(1)
+        assert [message.topic for message in heard.messages] == [f"{ROOT}/agents/Drone/D-17/commands"]
+        assert receiver.counters.bus_verified == 1
+
+    play(scene)

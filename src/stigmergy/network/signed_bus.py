@@ -185,6 +185,8 @@ class SignedBus:
         take = handler.handle if isinstance(handler, Gate) else handler
 
         def admit(source: str, message: BusMessage, open_count: int, open_all_count: int) -> bool:
+            if inner is not None and inner.wants is not None and not inner.wants(message.topic):
+                return False  # It is for another node, which verifies it.
             try:
                 bare = self._verified(message)
             except PeerError as error:
@@ -197,7 +199,7 @@ class SignedBus:
 
         if inner is None:
             return Gate(_topic, admit, handle)
-        return Gate(inner.source_of, admit, handle, shed=inner.shed)
+        return Gate(inner.source_of, admit, handle, shed=inner.shed, wants=inner.wants)
 
     def _verified(self, message: BusMessage) -> BusMessage:
         """The message without its proof. Raises Unauthentic, and Malformed for an unreadable proof."""
