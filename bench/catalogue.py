@@ -58,6 +58,7 @@ BENCHMARKS = {
     "inference": Listed("inference", "models on a node next to bare ONNX Runtime, and what INT8 saves"),
     "swarm": Listed("swarm", "apps/drones with 100 to 10,000 drones, and how good its assignment is"),
     "federated": Listed("federated", "federated learning: how good next to all rows, each site alone, and Flower"),
+    "secure": Listed("secure", "what signatures cost on a bus, between two nodes"),
     "sim": Listed("simulated", "how fast fleets are simulated"),
     "all": Listed("whole", "everything, one after the other"),
 }

@@ -254,7 +254,7 @@ async def test_what_is_not_taken_is_dropped_and_counted(tmp_path: Path, monkeypa
     node = Node(tmp_path, url, "a", [])
     live = await node.start()
     try:
-        async with stigmergy.connect(url, fleet="warehouse") as far:
+        async with stigmergy.connect(url, fleet="warehouse", signatures="off") as far:
             watching = far.watch(kind=Driven)
             await watching.wait_ready()
             for number in range(5):

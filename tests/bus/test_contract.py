@@ -2,14 +2,19 @@
 
 import pytest
 
+from stigmergy.base.errors import TooLarge
 from stigmergy.base.system import SystemEntropy
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.bus.mqtt import open_bus
-from stigmergy.bus.port import Bus
+from stigmergy.bus.port import PAYLOAD_BYTES_MAX, Bus, BusMessage
+from stigmergy.bus.signatures import PROOF_BYTES_MAX, Identity
+from stigmergy.keys.ed25519 import Ed25519Signer, Ed25519Verifier
 from stigmergy.nats.bus import open_bus as open_nats_bus
+from stigmergy.network.bus_keys import BusKeys
+from stigmergy.network.signed_bus import SignedBus
 from stigmergy.testing.brokers import Broker
 from stigmergy.testing.bus_contract import BusContract
-from stigmergy.testing.bus_rig import BusRig
+from stigmergy.testing.bus_rig import BusRig, Scene, on_a_scene, wait_until
 from stigmergy.testing.nats import NatsCluster
 from stigmergy.testing.proxy import LinkProxy
 
@@ -47,6 +52,38 @@ class TestMemoryBusThatGivesTheOldAfterTheNew(BusContract):
     @pytest.fixture
     def rig(self) -> BusRig:
         return MemoryRig(redeliver_after_s=0.1)
+
+
+class SigningBus(SignedBus):
+    """Signs on every topic: those of the suite are none of a fleet's."""
+
+    def _is_ours(self, topic: str) -> bool:
+        return True
+
+
+class SignedRig(MemoryRig):
+    """What is signed behaves as the bus below."""
+
+    async def bus(self, client_id: str) -> Bus:
+        signer = Ed25519Signer(client_id.encode().ljust(32)[:32])
+        keys = BusKeys("f/s/n", signer.public_key, Ed25519Verifier(), lambda: 0.0)
+        return SigningBus(MemoryBus(self.broker, client_id), "memory", Identity("f/s/n", signer), keys, lambda: 0.0)
+
+
+class TestSignedBus(BusContract):
+    @pytest.fixture
+    def rig(self) -> BusRig:
+        return SignedRig()
+
+    @on_a_scene
+    async def test_largest_message_passes(self, scene: Scene) -> None:
+        """The proof is part of what the bus below carries."""
+        bus, heard = await scene.hearing("receiver", "a/b")
+        await bus.publish(BusMessage("a/b", b"x" * (PAYLOAD_BYTES_MAX - PROOF_BYTES_MAX)))
+        await wait_until(lambda: len(heard.payloads) == 1)
+        assert len(heard.payloads[0]) == PAYLOAD_BYTES_MAX - PROOF_BYTES_MAX
+        with pytest.raises(TooLarge):
+            await bus.publish(BusMessage("a/b", b"x" * PAYLOAD_BYTES_MAX))
 
 
 class MqttRig:

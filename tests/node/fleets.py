@@ -14,6 +14,7 @@ from stigmergy.bus.cloudevents import CloudEvent, read_event
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.bus.port import BusMessage
 from stigmergy.bus.presence import MemberJoined, MemberLeft, MembersReset
+from stigmergy.bus.signatures import without_proof
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import Settings
 from stigmergy.sim.node import SimNode
@@ -155,7 +156,7 @@ class Outsider:
         return self
 
     async def _hear(self, message: BusMessage) -> None:
-        self.heard.append(message)
+        self.heard.append(without_proof(message))
 
     async def send(self, topic: str, payload: bytes | dict[str, Any], **options: Any) -> None:
         """Publishes, and leaves the receivers time to deal with it."""

@@ -21,8 +21,11 @@ from urllib.parse import urlsplit
 from msgspec import structs
 
 from stigmergy.agents.assignment import shown as few
+from stigmergy.agents.messages import SECOND_NS
 from stigmergy.app.cluster_client import Workers, find_workers
+from stigmergy.app.keyring import load_signer
 from stigmergy.app.node_config import NodeConfig, open_bus, shown, without_session
+from stigmergy.app.signing import client_signing
 from stigmergy.base.errors import (
     ConfigError,
     JournalConflict,
@@ -37,6 +40,8 @@ from stigmergy.base.errors import (
     UnknownKind,
     error_named,
 )
+from stigmergy.base.system import SystemClock
+from stigmergy.base.trust import Signer
 from stigmergy.bus.cloudevents import JSON, STRUCTURED, CloudEvent, data_of, read_event, write_structured
 from stigmergy.bus.port import Bus, BusMessage
 from stigmergy.bus.presence import MEMBERS_COUNT_MAX, Member, locate, may_run, read_presence
@@ -48,6 +53,7 @@ from stigmergy.control.protocol import ObserveRequest, Request, SendRequest, Sta
 from stigmergy.control.replies import ObserveReply, SendReply, StateReply
 from stigmergy.network.watching import HistoryClient, NodesWatching, TopicWatching
 from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import OFF, SIGN
 from stigmergy.node.watching import Watching, read_start, read_watched
 
 AGAIN_S = 1.0
@@ -75,13 +81,25 @@ R = TypeVar("R")
 class BusClient(Client):
     """A client over a bus, or over NATS of a fleet on workers."""
 
-    def __init__(self, url: str, fleet: str | Declaration, site: str, name: str, within_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        fleet: str | Declaration,
+        site: str,
+        name: str,
+        within_s: float,
+        *,
+        signer: Signer | None = None,
+        signatures: str = SIGN,
+    ) -> None:
         super().__init__(within_s)
         self._url = url
         self._declared = fleet if isinstance(fleet, Declaration) else None
         self._fleet = check_level_name("fleet", fleet.name if isinstance(fleet, Declaration) else fleet)
         self._topics = Topics(self._fleet, check_level_name("site", site))
         self._name = check_level_name("name", name or f"client-{self._entropy.token(NAME_BYTES).hex()}")
+        clock = SystemClock()
+        self._signing = client_signing(self._name, signer, signatures, lambda: clock.monotonic_ns() / SECOND_NS)
         self._bus: Bus | None = None
         self._workers: Workers | None = None
         self._members: dict[str, Member] = {}
@@ -132,10 +150,12 @@ class BusClient(Client):
     async def _open(self) -> None:
         client_id = f"{self._fleet}:{self._topics.site}:{self._name}"
         if urlsplit(self._url).scheme in NATS:
-            self._workers, self._bus = await find_workers(self._url, self._declared or self._fleet, self._name)
+            self._workers, bus = await find_workers(self._url, self._declared or self._fleet, self._name)
         else:
-            self._bus = open_bus(NodeConfig(bus=without_session(self._url)), client_id, self._entropy)
-        assert self._bus is not None
+            opened = open_bus(NodeConfig(bus=without_session(self._url)), client_id, self._entropy)
+            assert opened is not None
+            bus = opened
+        self._bus = self._signing.wrap(bus, self._url)
         self._history = HistoryClient(self._bus, self._topics, self._name, lambda: self._members)
         self._bus.on_link(lambda up: self._up.set() if up else self._up.clear())
         self._bus.on_link(self._history.link)
@@ -218,6 +238,7 @@ class BusClient(Client):
         try:
             async with asyncio.timeout(within_s):
                 await self._listen(address, Channel.STATES if channel is Channel.QUERIES else Channel.ANSWERS)
+                await self._subscribe_once(self._topics.nodes_pattern(Channel.REFUSALS), self._hear_refusal)
                 while not future.done():
                     if not await self._publish(message):
                         await asyncio.sleep(PAUSE_S)
@@ -425,6 +446,8 @@ def connect(
     token: str | None = None,
     ca: str | Path | None = None,
     within_s: float = WITHIN_S,
+    key: str | Path | None = None,
+    signatures: str = SIGN,
 ) -> Client:
     """A client of a fleet: of its API ('https://fleet.example', 'grpc://gateway:9090'), of a bus ('mqtt://gateway:1883'),
     or of NATS workers ('nats://hub:4222').
@@ -432,7 +455,9 @@ def connect(
     `fleet` is its name, which HTTP does not need; give the `Fleet` itself where it has a `shard_by`. `site` is the site
     of the nodes on the bus. `name` says who sends, in the log; else it is a random one. `token` is one that `stigmergy
     token create` made; `ca` the file of the certificates to trust, where the system does not. Each call waits
-    `within_s` seconds at most, unless it is told otherwise. Use it with `async with`.
+    `within_s` seconds at most, unless it is told otherwise. On a bus `key` is the file of a private key that signs what
+    this client sends, and it passes over what nodes have not signed although they do; with `signatures="off"` it
+    neither signs nor verifies. Use it with `async with`.
     """
     given: object = url
     if not isinstance(given, str) or ":" not in given:
@@ -444,6 +469,10 @@ def connect(
     if not isinstance(named, str | Declaration | None):
         raise ConfigError(f"connect(fleet={fleet!r}): give the name of the fleet, or the fleet itself")
     scheme = urlsplit(url).scheme
+    if signatures not in (SIGN, OFF):
+        raise ConfigError(f'connect(signatures={signatures!r}): give "{SIGN}" or "{OFF}"')
+    if scheme in API_SCHEMES and key is not None:
+        raise ConfigError(f"connect({shown(url)!r}): key= signs messages on a bus; for an API give token=")
     if scheme in API_SCHEMES:
         named = fleet.name if isinstance(fleet, Declaration) else fleet or ""
         return RemoteClient(_open_transport(url, fleet, token, ca), shown(url), within_s, named)
@@ -451,7 +480,8 @@ def connect(
         raise ConfigError(f"connect({shown(url)!r}): a broker is told who you are in its URL; leave token= and ca= out")
     if fleet is None:
         raise ConfigError(f"connect({shown(url)!r}): which fleet? Give fleet=, its name or the fleet itself")
-    return BusClient(url, fleet, site, name, within_s)
+    signer = None if key is None else load_signer(Path(key), create=False)
+    return BusClient(url, fleet, site, name, within_s, signer=signer, signatures=signatures)
 
 
 def _open_transport(url: str, fleet: str | Declaration | None, token: str | None, ca: str | Path | None) -> Transport:

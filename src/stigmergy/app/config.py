@@ -167,7 +167,11 @@ def _keys_beside(keys: tuple[str, ...], folder: Path) -> tuple[str, ...]:
 
 def _settings_beside(settings: Settings | None, folder: Path) -> Settings | None:
     """The archive is a folder relative to the file as well, unless it is the URL of a store."""
-    if settings is None or settings.retention.archive is None or "://" in settings.retention.archive:
+    if settings is None:
+        return None
+    bus = structs.replace(settings.bus, client_keys=_keys_beside(settings.bus.client_keys, folder))
+    settings = structs.replace(settings, bus=bus)
+    if settings.retention.archive is None or "://" in settings.retention.archive:
         return settings
     retention = structs.replace(settings.retention, archive=str(folder / settings.retention.archive))
     return structs.replace(settings, retention=retention)

@@ -34,6 +34,7 @@ from stigmergy.app.node_config import (
 from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
 from stigmergy.app.profiled_process import profiled_process
 from stigmergy.app.raw import check_raw
+from stigmergy.app.signing import NOTHING_SIGNED, Signing, journal_signing
 from stigmergy.app.views import open_view_store, views_url
 from stigmergy.audit.archive import Archiver
 from stigmergy.audit.archive_folder import HoldsFile, NewFile
@@ -207,6 +208,7 @@ class Running:
         """Told what is worth a line at a start, such as that nobody hears agents. Set it before entering."""
         self._threads = SystemThreads()
         self._link: BusLink | None = None
+        self._signing = NOTHING_SIGNED
         self._host: Host | None = None
         self._safeguards: Safeguards | None = None
         self._devices: Devices | None = None
@@ -252,10 +254,14 @@ class Running:
         entropy = SystemEntropy()
         bus = open_bus(self.node_config, self._fleet.name, entropy)
         key = NodeKey(self._key, self.url)
+        if bus is not None:
+            about = (self.node_config, self._fleet.name, self.settings.bus, key.signer, self.url)
+            self._signing = journal_signing(*about, is_passing=self._key is None)
+            bus = self._signing.wrap(bus, self.node_config.bus or "")
         journal = open_journal(self.url, self._fleet.name, self._fleet.shards, shard_by=self._fleet.homes.key_name)
         try:
             key.check(journal)
-            registry = None if bus is None else await self._check_registry(journal, entropy)
+            registry = None if bus is None else await self._check_registry(journal, entropy, self._signing)
             signer = key.signer
             path = journal_path(self.url)
             place = b"" if path is None else place_of(path)
@@ -333,9 +339,9 @@ class Running:
             models=self._models,
         )
 
-    async def _check_registry(self, journal: Journal, entropy: Entropy) -> Registry:
+    async def _check_registry(self, journal: Journal, entropy: Entropy, signing: Signing) -> Registry:
         """Looks for a node that has the agents or the name of this one. Raises ConfigError for one."""
-        registry = make_registry(self.node_config, self._fleet.name, self._agents, entropy)
+        registry = make_registry(self.node_config, self._fleet.name, self._agents, entropy, signing.wrap)
         registry.journal = "" if self.url.startswith("memory:") else f"{journal.identity.incarnation:x}"
         await registry.check()
         return registry
@@ -385,7 +391,7 @@ class Running:
         self, host: Host, signer: Signer, entropy: Entropy, bus: Bus | None, registry: Registry | None
     ) -> Connections:
         """Makes the node's sides of its bus, of its peers and of its ledger, and what retention has to respect."""
-        levels = open_levels(self.node_config, self._fleet.name, entropy)
+        levels = open_levels(self.node_config, self._fleet.name, entropy, self._signing.wrap)
         self._link = None if bus is None else make_link(host, bus, entropy, self.node_config, levels, registry)
         self._replication = make_replication(host, signer, entropy, self.node_config, self._link)
         self._safeguards = make_safeguards(host, self.url, signer)

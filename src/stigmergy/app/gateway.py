@@ -12,7 +12,10 @@ from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 
+from stigmergy.agents.messages import SECOND_NS
+from stigmergy.app.keyring import SharedKey
 from stigmergy.app.node_config import NodeConfig, open_bus
+from stigmergy.app.signing import KnownNodes, node_signing
 from stigmergy.base.clock import Clock
 from stigmergy.base.errors import ConfigError, StigmergyError, StoreConflict, StoreUnavailable, StoreUnknown
 from stigmergy.base.system import SystemClock, SystemEntropy
@@ -22,6 +25,7 @@ from stigmergy.nats import naming
 from stigmergy.nats.gateway.leaf import Leaf, LeafPlan
 from stigmergy.nats.servers.configuration import ServerTlsFiles
 from stigmergy.node.declaration import Declaration
+from stigmergy.node.settings import BusSettings
 from stigmergy.store.port import KeyValue, Lease
 from stigmergy.uplink.distributor import Distributor
 from stigmergy.uplink.names import UplinkSource
@@ -152,6 +156,10 @@ class HubPlan(Struct, frozen=True, kw_only=True):
     site: str = "local"
     """Where the workers are on the bus."""
     node: str = HUB_NODE
+    key: Path | None = None
+    """The key to sign with; without one it verifies what sites have signed, and signs nothing."""
+    settings: BusSettings = BusSettings()
+    peers: tuple[str, ...] = ()
 
 
 class HubCollector:
@@ -194,11 +202,20 @@ class HubCollector:
 
     async def _hand_out(self, keys: KeyValue, lease: Lease, clock: Clock) -> None:
         plan, entropy = self._plan, SystemEntropy()
-        where = NodeConfig(plan.url, plan.site, plan.node)
+        where = NodeConfig(plan.url, plan.site, plan.node, peers=plan.peers)
         bus = open_bus(where, plan.fleet.name, entropy)
         assert bus is not None
+        signing = node_signing(
+            where,
+            plan.fleet.name,
+            plan.settings,
+            None if plan.key is None else SharedKey(plan.key),
+            lambda: clock.monotonic_ns() / SECOND_NS,
+            known=KnownNodes(None if plan.key is None else plan.key.with_name(f"{plan.key.name}-known")),
+        )
         me, run = UplinkSource(plan.fleet.name, plan.site, plan.node), entropy.token(RUN_BYTES).hex()
-        self.distributor = Distributor(_sites_of(plan), bus, keys, plan.fleet, me, run)
+        sites, bus = signing.wrap(_sites_of(plan), plan.url), signing.wrap(bus, plan.url)
+        self.distributor = Distributor(sites, bus, keys, plan.fleet, me, run)
         try:
             await self.distributor.start()
             self._tell("hands-out", f"what sites send to {plan.fleet.name} goes to its workers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
@@ -108,8 +108,10 @@ def open_bus(node_config: NodeConfig, fleet: str, entropy: Entropy) -> Bus | Non
     return _open_bus(node_config.bus, node_config, fleet, entropy)
 
 
-def make_registry(node_config: NodeConfig, fleet: str, agents: Sequence[str], entropy: Entropy) -> Registry:
-    """What looks for nodes with the agents or the name of this one, before it connects."""
+def make_registry(
+    node_config: NodeConfig, fleet: str, agents: Sequence[str], entropy: Entropy, wrap: Callable[[Bus, str], Bus]
+) -> Registry:
+    """What looks for nodes with the agents or the name of this one, before it connects. `wrap` signs and verifies."""
     url, node = node_config.bus or "", node_config.node or ""
     without = re.sub(r"(?<=[?&])session_s=[^&]*&?", "", url)
     looking = structs.replace(node_config, bus=without_session(without, NO_SESSION_S))
@@ -117,7 +119,7 @@ def make_registry(node_config: NodeConfig, fleet: str, agents: Sequence[str], en
     def open_client(name: str) -> Bus:
         found = open_bus(structs.replace(looking, node=name or f"{node}:start"), fleet, entropy)
         assert found is not None
-        return found
+        return wrap(found, url)
 
     topics, in_memory = Topics(fleet, node_config.site or ""), url.startswith("memory:")
     return Registry(
@@ -137,10 +139,13 @@ def without_session(url: str, seconds: Mapping[str, int] = MQTT_SESSION_S) -> st
     return url if kept_s is None or "session_s=" in url else f"{url}{'&' if '?' in url else '?'}session_s={kept_s}"
 
 
-def open_levels(node_config: NodeConfig, fleet: str, entropy: Entropy) -> Levels:
+def open_levels(node_config: NodeConfig, fleet: str, entropy: Entropy, wrap: Callable[[Bus, str], Bus]) -> Levels:
     """The buses to the levels above and below, where a node has such."""
-    above = _open_bus(node_config.uplink_to, node_config, fleet, entropy)
-    return Levels(above, _open_bus(node_config.collect_from, node_config, fleet, entropy))
+    opened: list[Bus | None] = []
+    for url in (node_config.uplink_to, node_config.collect_from):
+        bus = _open_bus(url, node_config, fleet, entropy)
+        opened.append(None if bus is None or url is None else wrap(bus, url))
+    return Levels(*opened)
 
 
 def _open_bus(url: str | None, node_config: NodeConfig, fleet: str, entropy: Entropy) -> Bus | None:

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import structs
 
+from stigmergy.agents.messages import SECOND_NS
 from stigmergy.agents.raw import CLUSTER, RawGuard
 from stigmergy.app.blobs import BlobsAt, blobs_url
 from stigmergy.app.config import Config
@@ -28,6 +29,7 @@ from stigmergy.app.ledgers import SCHEMES as ON_NATS
 from stigmergy.app.models import NodeModels, asker_of
 from stigmergy.app.node_config import NodeConfig, check_store, open_exporter, open_ledger, open_ledgers
 from stigmergy.app.profiled_process import profiled_process
+from stigmergy.app.signing import KnownNodes, node_signing
 from stigmergy.audit.blob_references import ReferenceTeller
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock, SystemEntropy, SystemThreads
@@ -161,6 +163,7 @@ class NatsWorker:
             metrics_url=self._metrics_url,
             member=self._member,
             trusted=self._trusted,
+            known=self._key.with_name(f"{self._key.name}-known"),
         )
         if backend.models is not None:
             await backend.models.start(lambda sentence: self._tell("notice", {"what": sentence}))
@@ -247,9 +250,12 @@ class NatsClusterBackend:
         metrics_url: Callable[[], str] = str,
         member: Callable[[], str] = str,
         trusted: Sequence[bytes] = (),
+        known: Path | None = None,
     ) -> None:
-        """`trusted` are keys of other workers."""
+        """`trusted` are keys of other workers, `known` is the file of the keys of other nodes."""
         self._worker = worker
+        self._known = KnownNodes(known)
+        self._bus_settings = settings.bus
         self._member = member
         self._metrics_url = metrics_url
         self._fleet = fleet
@@ -357,7 +363,7 @@ class NatsClusterBackend:
 
         fleet = self._fleet
         client_id = f"{fleet.name}:{where.site}:{where.node}"
-        return NatsBus(
+        bus = NatsBus(
             read_options(where.bus, client_id),
             client_id,
             self._entropy,
@@ -365,6 +371,16 @@ class NatsClusterBackend:
             partition=Partition(shard, fleet.shards, fleet.homes.of),
             epoch=claim,
         )
+        clock = SystemClock()
+        signing = node_signing(
+            where,
+            fleet.name,
+            self._bus_settings,
+            self._signer,
+            lambda: clock.monotonic_ns() / SECOND_NS,
+            known=self._known,
+        )
+        return signing.wrap(bus, where.bus)
 
     def _replication(self, host: Host, where: NodeConfig, link: BusLink | None) -> Replication:
         """Those it shares fields with, over the bus; and the ledger, if agents claim something."""

@@ -11,6 +11,7 @@ StigmergyError
 │   ├── NotAssigned        an agent that this node does not run: send it where it runs
 │   │   └── Unreachable    its node is away, or cannot be known without a link: try again later
 │   ├── TooLarge           over a stated limit
+│   ├── Unauthentic        a message on a bus that is not of its sender, topic or content
 │   ├── SequenceGap        a source skipped numbers and the wait for them is over
 │   ├── StaleEpoch         an owner that has been replaced still speaks
 │   └── StaleMapping       records made for another layout, or for agents' numbers that are not ours
@@ -105,6 +106,10 @@ class NotAssigned(PeerError):
 
 class Unreachable(NotAssigned):
     """An agent that this node does not run, and whose node cannot be reached now. Nothing was taken: try again."""
+
+
+class Unauthentic(PeerError):
+    """A message without the signature that it needs, or with one that is not of its sender, topic or content."""
 
 
 class TooLarge(PeerError):

@@ -65,6 +65,7 @@ class Gate:
         handle: Handler,
         *,
         shed: Callable[[str], None] | None = None,
+        wants: Callable[[str], bool] | None = None,
     ) -> None:
         self.source_of = source_of
         """The source whose share a message uses, by its topic. Messages of one source stay in order."""
@@ -72,6 +73,8 @@ class Gate:
         self.handle = handle
         self.shed = shed
         """Called with a source whose message found no room at all. None: the message waits."""
+        self.wants = wants
+        """Whether a message on this topic is for this handler; what is not, `admit` sheds unread. None: all are."""
 
     async def __call__(self, message: BusMessage) -> None:
         """Handles a message, or sheds it."""

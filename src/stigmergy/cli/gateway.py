@@ -127,7 +127,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if arguments.hub or arguments.leaf_port is not None:
             raise ConfigError("--at-hub runs no server; give --hub or --leaf-port for a gateway, or --at-hub alone")
         fleet = load_fleet(spec, folder_of(arguments))
-        hub = HubPlan(fleet=fleet, url=arguments.at_hub, site=site or "local")
+        settings = (config.settings or fleet.settings).bus
+        key = arguments.key or (None if config.fleet.key is None else Path(config.fleet.key))
+        url, peers = arguments.at_hub, config.fleet.peers
+        hub = HubPlan(fleet=fleet, url=url, site=site or "local", key=key, settings=settings, peers=peers)
         with log_of(arguments, config, fleet.name, "hub") as output.log:
             return run_to_the_end(_AtHub(hub, output).live_and_die())
     if site is None:

@@ -249,7 +249,8 @@ class _Cluster:
 
     def _collector(self) -> Child:
         """Distributes what the sites send up to the workers."""
-        return self._speaking(COLLECTOR, GATEWAY, "--at-hub", self._folder.kept_url)
+        key = str(self._folder.path / KEY)
+        return self._speaking(COLLECTOR, GATEWAY, "--at-hub", self._folder.kept_url, "--key", key)
 
     def _projector(self, fleet: Fleet) -> Child:
         """Keeps the views of the fleet: workers do not, because each has only some of the shards."""

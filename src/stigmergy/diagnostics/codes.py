@@ -114,6 +114,7 @@ _LIST = [
     LogCode("agents-conflict", ERROR, "Two nodes run the same agents.", "End one; start the right one."),
     LogCode("node-away", WARN, "A node of the fleet has left, or is not heard.", "Start it, or take its agents over."),
     LogCode("node-off", WARN, "A node stays off the bus.", _READ),
+    LogCode("signature-refused", ERROR, "Messages on a bus are not who they say they are.", _READ),
     LogCode("registry-unknown", WARN, "It is not known who else runs our agents.", "Check the broker's permissions."),
     LogCode("history-missing", WARN, "History for a listener is missing.", "Start the node that has it."),
     LogCode("uplink-stuck", WARN, "Nothing goes up to the collector.", "Check the collector and the link."),

@@ -37,6 +37,7 @@ from stigmergy.network.history import HistoryService
 from stigmergy.network.history_listener import HistoryListener
 from stigmergy.network.level_links import LevelLinks
 from stigmergy.network.registry import Registry
+from stigmergy.network.signed_bus import SignedBus, SigningCounters
 from stigmergy.network.subscriber import Subscriber
 from stigmergy.network.tell_router import TellRouter
 from stigmergy.node.host import Connections, Host
@@ -233,6 +234,10 @@ class BusLink:
         journal = "" if registry is None else registry.journal
         me = structs.replace(describe_this_node(host, node, entropy, version), routes=routes, journal=journal)
         self.teller = Responder(bus, self.topics, node, clock.monotonic_ns, refusals_per_s=settings.bus.refusals_per_s)
+        buses = (bus, *(() if levels is None else levels.buses))
+        self._signed = [one for one in buses if isinstance(one, SignedBus)]
+        for one in self._signed:
+            one.on_refused = self.teller.refused
         self.publisher = Publisher(
             bus,
             self.topics,
@@ -423,7 +428,8 @@ class BusLink:
         found += [*coded("node-off", off), *coded("bus-refused", refused)]
         found += self._told_down(found) or self._told_away()
         found += [*self.subscriber.troubles, *self.router.troubles(), *self.forwarder.troubles, *self.listener.troubles]
-        return [*found, *self.relay.troubles]
+        signed = [trouble for bus in self._signed for trouble in bus.troubles()]
+        return [*found, *self.relay.troubles, *signed]
 
     def _told_down(self, others: Sequence[Trouble]) -> list[Trouble]:
         """That the link is down, once it has been so for some time, unless another trouble says why."""
@@ -473,6 +479,10 @@ class BusLink:
             self.listener.counters,
         )
         counted = {name: value for part in parts for name, value in structs.asdict(part).items()}
+        counted |= structs.asdict(SigningCounters())
+        for bus in self._signed:
+            for name, value in structs.asdict(bus.counters).items():
+                counted[name] += value
         return (
             counted | {"local_only": int(self._is_local_only), "tells_kept": self.router.kept} | self.relay.counters()
         )

@@ -340,7 +340,7 @@ class Subscriber:
         def shed_waiting(source: str) -> None:
             self._shed(source, TOO_MANY_BYTES)
 
-        return Gate(source_of or quota_source, admit, handle, shed=shed_waiting if sheds else None)
+        return Gate(source_of or quota_source, admit, handle, shed=shed_waiting if sheds else None, wants=is_ours)
 
     def _is_crowded(self, message: BusMessage, open_count: int, open_all_count: int, now_ns: int) -> bool:
         """Whether a source has more open than its share, because it sends faster than it is taken.

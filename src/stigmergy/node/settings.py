@@ -22,6 +22,8 @@ MIB = 1024 * KIB
 YEAR_S = 366 * 86_400
 KEEP = "keep"
 REFUSE = "refuse"
+SIGN, REQUIRE, OFF = "sign", "require", "off"
+"""What a node does about signatures of messages on its buses."""
 LEASE_S_MIN = 2
 LEASE_S_MAX = 60
 BATCH_BYTES_LIMIT = 512 * KIB
@@ -79,8 +81,15 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Attributes of published events as properties instead of in the payload: for MQTT 5 only."""
     queries: bool = True
     """Whether clients on the bus may ask for states of agents; else they are refused."""
+    signatures: str = SIGN
+    """`sign`: what this node sends is signed, what others have signed is verified, and what only a known node may send
+    is refused without. `require`: everything must be signed by a known key. `off`: neither."""
+    client_keys: tuple[str, ...] = ()
+    """Public keys, as files, lines or hex digits, of clients whose commands are taken with `require`."""
 
     def __post_init__(self) -> None:
+        if self.signatures not in (SIGN, REQUIRE, OFF):
+            raise ConfigError(f'settings: bus.signatures = {self.signatures!r}; give "{SIGN}", "{REQUIRE}" or "{OFF}"')
         for name in ("in_flight_max", "in_flight_per_topic_max", "burst"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ConfigError(f"settings: bus.{name} = {getattr(self, name)!r}; give a whole number from 1 upward")

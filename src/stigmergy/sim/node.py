@@ -24,6 +24,7 @@ from msgspec import Struct, structs
 
 from stigmergy.agents.effects import Order
 from stigmergy.app.blobs import BlobsAt
+from stigmergy.app.signing import signs_as
 from stigmergy.base.errors import StigmergyError
 from stigmergy.bus.memory import MemoryBroker, MemoryBus
 from stigmergy.control.live import Live
@@ -129,6 +130,7 @@ class SimNode:
         """Makes what runs beside the host, from its next start."""
         self._make_bus = make_bus or (lambda broker: MemoryBus(broker, name))
         self._on_durable = on_durable
+        self._sign = signs_as(SITE, name, self.signer, world.loop.time)
         self._journal: WatchedJournal | None = None
         self._live: Live | None = None
         self._views: ViewService | None = None
@@ -351,8 +353,9 @@ class SimNode:
     def _connect(self, host: Host) -> Connections:
         self.link = None
         if self.broker is not None:
-            self.bus = self._make_bus(self.broker)
-            self.link = BusLink(host, self.bus, self.entropy, site=SITE, node=self.name, uplink=self.uplink)
+            bus = self.bus = self._make_bus(self.broker)
+            signed = self._sign(host.declaration.name, host.settings.bus, bus)
+            self.link = BusLink(host, signed, self.entropy, site=SITE, node=self.name, uplink=self.uplink)
         self.peers = None if self._attach is None else self._attach(host)
         self.parts = () if self.make_parts is None else tuple(self.make_parts(self, host))
         store = MemoryStore(self.world.store_server, self.clock)
@@ -365,11 +368,8 @@ class SimNode:
             self._on_durable(group)
 
 
-# A machine of a fleet, over all its lives.
-#
-# As an init system, it restarts a node that is down or has stopped by itself, after a moment. As an operator, it gives
-# a node whose journal is refused a fresh disk and a new incarnation, under the same name and key; data that was only on
-# that disk is gone, and everybody who keeps marks must treat the new one as new.
+# A machine of a fleet, over all its lives. As an init system, it restarts a node that is down or has stopped by itself,
+# after a moment. As an operator, it gives a node whose journal is refused a fresh disk, under the same name and key.
 
 T = TypeVar("T")
 LOOK_S = 0.5

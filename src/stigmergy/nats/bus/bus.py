@@ -340,6 +340,6 @@ def _leave_to_others(handler: Handler) -> Handler:
 
     if isinstance(handler, Gate):
         take: Handler = handler.handle
-        return Gate(handler.source_of, handler.admit, handle, shed=handler.shed)
+        return Gate(handler.source_of, handler.admit, handle, shed=handler.shed, wants=handler.wants)
     take = handler
     return handle
