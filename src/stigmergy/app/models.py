@@ -9,12 +9,11 @@ from pathlib import Path
 
 from stigmergy.agents.messages import Event
 from stigmergy.app.keyring import read_key
-from stigmergy.app.node_config import NodeConfig, check_store, open_store
+from stigmergy.app.node_config import FOLDER, BundleStore, NodeConfig, check_store
 from stigmergy.app.parts import journal_path, shown_url
 from stigmergy.base.clock import Clock, Threads
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock
-from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
 from stigmergy.diagnostics.codes import Trouble
 from stigmergy.diagnostics.logger import Log
@@ -30,9 +29,7 @@ from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.shard.inputs import EffectSettled
 from stigmergy.shard.outbox import Pending
-from stigmergy.store.port import KeyValue, Objects, Store
 
-FOLDER = "folder:"
 log = Log("models")
 VERSIONS_BESIDE, BUNDLES_BESIDE = "-models", "-bundles"
 """What is kept beside a journal: the last versions that were heard, and the bundles that were fetched."""
@@ -58,7 +55,7 @@ class NodeModels:
         `journal` is kept what a start without a link needs."""
         self._fleet = fleet
         self._url = node_config.models
-        self._store = ModelsStore(self._url, fleet.name, clock)
+        self._store = BundleStore(self._url, models_bucket(fleet.name), clock)
         beside = journal_path(journal)
         place = open_place(node_config, self._store, beside, threads)
         keys = [read_key(text).key for text in node_config.model_keys]
@@ -152,44 +149,7 @@ class NodeModels:
         await self._store.close()
 
 
-class ModelsStore:
-    """The store that models come from, opened when somebody needs it, and once; none where they are in a folder."""
-
-    def __init__(self, url: str | None, fleet: str, clock: Clock) -> None:
-        self._url = url or FOLDER
-        self._bucket = models_bucket(fleet)
-        self._clock = clock
-        self._opening: asyncio.Task[Store] | None = None
-
-    @property
-    def is_store(self) -> bool:
-        """Whether there is one."""
-        return not self._url.startswith(FOLDER)
-
-    async def open_keys(self) -> KeyValue:
-        """Which versions are wanted."""
-        return await (await self._opened()).key_value(self._bucket)
-
-    async def open_objects(self) -> Objects:
-        """The bundles."""
-        return await (await self._opened()).objects(self._bucket)
-
-    async def _opened(self) -> Store:
-        """All who need it at once wait for one connection, and hear of one failure."""
-        opening = self._opening
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
-            opening = self._opening = asyncio.ensure_future(open_store(self._url, self._clock))
-        return await asyncio.shield(opening)
-
-    async def close(self) -> None:
-        """Ends the connection."""
-        opening, self._opening = self._opening, None
-        await end_tasks(opening)
-        if opening is not None and not opening.cancelled() and not opening.exception():
-            await opening.result().close()
-
-
-def open_place(node_config: NodeConfig, store: ModelsStore, beside: Path | None, threads: Threads) -> ModelPlace | None:
+def open_place(node_config: NodeConfig, store: BundleStore, beside: Path | None, threads: Threads) -> ModelPlace | None:
     """Where the bundles of a node are; None if it is not told. Raises ConfigError."""
     url = node_config.models
     if url is None:
@@ -218,7 +178,7 @@ async def publish_bundle(url: str, fleet: str, name: str, data: bytes) -> None:
         except OSError as error:
             raise ConfigError(f"{folder / name}: cannot be written ({error.strerror}); name the folder") from None
         return
-    store = ModelsStore(url, fleet, SystemClock())
+    store = BundleStore(url, models_bucket(fleet), SystemClock())
     try:
         await (await store.open_objects()).put(name, data)
     finally:

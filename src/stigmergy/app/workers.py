@@ -26,6 +26,7 @@ from stigmergy.app.fleet import installed_version, make_link, verifier
 from stigmergy.app.keyring import SharedKey, read_key
 from stigmergy.app.models import NodeModels, asker_of
 from stigmergy.app.node_config import NodeConfig, check_store, open_exporter, open_ledger, open_ledgers
+from stigmergy.app.policy import policy_of
 from stigmergy.app.profiled_process import profiled_process
 from stigmergy.audit.blob_references import ReferenceTeller
 from stigmergy.base.errors import ConfigError
@@ -159,6 +160,8 @@ class NatsWorker:
             metrics_url=self._metrics_url,
             member=self._member,
         )
+        if backend.policy is not None:
+            await backend.policy.start()
         if backend.models is not None:
             await backend.models.start(lambda sentence: self._tell("notice", {"what": sentence}))
         context = WorkerContext(
@@ -250,6 +253,8 @@ class NatsClusterBackend:
         about = (fleet, node_config, clock, self._threads, settings.models, signer, self._running)
         self.models = NodeModels(*about, run=run) if fleet.models else None
         """Those of all shards of this worker: one thread, one copy of each model."""
+        self.policy = policy_of(fleet, node_config, clock, self._threads, settings)
+        """That of all shards of this worker. It has no disk of its own: what was in force is forgotten at its end."""
         self._profiler = Profiler(self._running, profiled_process(f"worker {worker}"))
 
     def _running(self) -> list[Host]:
@@ -272,9 +277,11 @@ class NatsClusterBackend:
         return BlobsAt(shown, name, clock, self._threads, settings.blobs, store=store, open_other=connect)
 
     async def close(self) -> None:
-        """Ends the models, and sends the spans that are left."""
+        """Ends models and policy, and sends the spans that are left."""
         if self.models is not None:
             await self.models.stop()
+        if self.policy is not None:
+            await self.policy.stop()
         if self._exporter is not None:
             await self._threads.run(self._exporter.close)
 
@@ -308,6 +315,7 @@ class NatsClusterBackend:
             return NatsControlServer(link, fleet.name, shard, ControlEndpoint(service), lambda: claim)
 
         return ShardServices(
+            policy=self.policy,
             models=self.models,
             asks=None if self.models is None else asker_of(host, self.models.asks),
             peers=peers,

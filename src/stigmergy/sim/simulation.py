@@ -39,7 +39,7 @@ from stigmergy.models.model import Model
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import bus_source
 from stigmergy.shard.commit_reader import KeptEvent, walk
-from stigmergy.shard.dispatch import TOLD_SOURCES
+from stigmergy.shard.facts import TOLD_SOURCES
 from stigmergy.shard.outbox import read_told
 from stigmergy.shard.state import ShardReading
 from stigmergy.sim.checkers import (
