@@ -18,7 +18,8 @@ default allow := false
 allow if {
 	input.message == "StartMission"
 	input.state.battery >= 20
-	not input.fields.mission in data.forbidden
+	mission := input.fields.mission
+	not mission in data.forbidden
 }
 
 allow if input.message == "Charge"

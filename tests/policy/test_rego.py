@@ -84,6 +84,34 @@ RULES = [
 ]
 
 
+NEGATIONS = [
+    "allow if not input.fields.mission in data.forbidden",
+    "allow if not data.forbidden[input.fields.mission]",
+    'allow if not startswith(input.fields.mission, "M")',
+    'allow if not startswith(\n\tinput.fields.mission,\n\t"M",\n)',
+    "allow if not input.fields.mission in data.missing",
+    'name := input.fields.mission\n\nallow if not startswith(name, "M")',
+    "allow if { not blocked }\n\nblocked if input.fields.mission in data.forbidden",
+    'allow if not input.fields.mission == "M13" # not f(input.x)',
+    "allow if {\n\tmission := input.fields.mission\n\tnot mission in data.forbidden\n}",
+    'allow if {\n\tmission := input.fields.mission\n\tnot startswith(mission, "not input(x)")\n}',
+    "allow if not input.fields.mission",
+]
+
+
+@pytest.mark.parametrize("number", range(len(NEGATIONS)))
+def test_a_negation_that_opa_reads_otherwise_is_refused(number: int, tmp_path: Path) -> None:
+    rego = HEAD + NEGATIONS[number] + "\n"
+    documents = [filled_document({"fields": one}) for one in ({}, {"mission": "M1"}, {"mission": "M13"})]
+    if number < 6:
+        with pytest.raises(PolicyRefused, match=r"line \d+: `not` before a call with (input|data|name)"):
+            RegoPolicy((("policy.rego", rego),), DATA)
+        return
+    policy = RegoPolicy((("policy.rego", rego),), DATA)
+    ours = [(answer.allowed, answer.reason) for answer in map(policy.ask, documents)]
+    assert ours == opa_rules(tmp_path, rego, DATA, documents)
+
+
 @pytest.mark.parametrize("number", range(len(RULES)))
 def test_our_engine_rules_as_opa_does(number: int, tmp_path: Path) -> None:
     chance = random.Random(number)

@@ -6,11 +6,17 @@
 `data.stigmergy.allow` decides, `data.stigmergy.reason` says why not. Both are compiled once, as entry points of a
 bundle: a plain query of `data.stigmergy.allow` takes ten times as long, and is undefined where OPA says false. The
 input is given as JSON text: regopy's own `Input` does not escape quotes in texts.
+
+One kind of expression is refused, because this engine allows where OPA denies: a call, an index or `in` under `not`
+with something in it that may be undefined, as `not startswith(input.fields.name, "x")`. OPA looks that up before it
+negates, so the rule fails; rego-cpp negates an undefined call, which is true. Say `name := input.fields.name` before,
+and negate the call with `name`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +28,10 @@ PACKAGE = "stigmergy"
 ALLOW, REASON = f"{PACKAGE}/allow", f"{PACKAGE}/reason"
 UNDEFINED = "undefined"
 ERROR_CHARS_MAX = 500
+_WORDLESS = re.compile(r'"(?:[^"\\\n]|\\.)*"|`[^`]*`|#[^\n]*')
+_NOT = re.compile(r"\bnot\b")
+_HEAD = re.compile(r"^(?:default\s+)?([A-Za-z_]\w*)", re.MULTILINE)
+_REFERENCE = re.compile(r"(?<![\w.])(input|data|[A-Za-z_]\w*)((?:\.\w+)?)(?!\w|\s*\()")
 
 
 class RegoPolicy:
@@ -32,9 +42,11 @@ class RegoPolicy:
         self._rego = rego = regopy.Interpreter()
         rego.log_level = regopy.LogLevel.NONE
         try:
+            found = checked_data(data)
             for name, text in modules:
                 rego.add_module(name, text)
-            rego.add_data_json(checked_data(data))
+            check_negations(modules, found)
+            rego.add_data_json(msgspec.json.encode(found).decode())
             self._bundle = rego.build(None, [ALLOW, REASON])
             is_built = self._bundle.ok()
             # A policy without the package compiles as well, and would deny everything without a word.
@@ -68,8 +80,36 @@ class RegoPolicy:
         return output[0].expressions[0]
 
 
-def checked_data(data: str) -> str:
-    """The data of a policy as JSON. Raises PolicyRefused for what is no object."""
+def check_negations(modules: Sequence[tuple[str, str]], data: dict[str, Any]) -> None:
+    """Raises PolicyRefused for calls under `not` with something that may be undefined."""
+    plain = {name: _WORDLESS.sub(lambda found: " " * len(found[0]), text) for name, text in modules}
+    rules = {head: None for text in plain.values() for head in _HEAD.findall(text)}
+    for name, text in plain.items():
+        for place, negated in _negated(text):
+            is_call = any(sign in negated for sign in "([") or re.search(r"\bin\b", negated)
+            for root, field in _REFERENCE.findall(negated) if is_call else ():
+                known = root == "data" and field[1:] in data
+                if (root in ("input", "data") and not known) or root in rules:
+                    line = text.count("\n", 0, place) + 1
+                    raise PolicyRefused(
+                        f"{name}, line {line}: `not` before a call with {root}{field}, which may be undefined; OPA "
+                        f"denies then, and this engine allows: write `value := {root}{field}` before, and negate with "
+                        "value"
+                    )
+
+
+def _negated(text: str) -> Iterator[tuple[int, str]]:
+    """What each `not` negates, and where it stands."""
+    for found in _NOT.finditer(text):
+        depth, end = 0, found.end()
+        while end < len(text) and (depth or text[end] not in ";\n}"):
+            depth += (text[end] in "([{") - (text[end] in ")]}")
+            end += 1
+        yield found.start(), text[found.end() : end]
+
+
+def checked_data(data: str) -> dict[str, Any]:
+    """The data of a policy, from its JSON. Raises PolicyRefused for what is no object."""
     try:
         found = msgspec.json.decode(data or "{}")
     except msgspec.DecodeError as error:
@@ -78,7 +118,7 @@ def checked_data(data: str) -> str:
         raise PolicyRefused("the data of a policy is a JSON object; correct data.json")
     if PACKAGE in found:
         raise PolicyRefused(f"{PACKAGE!r} in the data would hide the rules; give it another name in data.json")
-    return data or "{}"
+    return found
 
 
 def check_engine() -> None:

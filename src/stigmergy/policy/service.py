@@ -232,11 +232,9 @@ class NodePolicy:
                 raise PolicyRefused(f"another policy of version {found} is in force; sign this one as {found + 1}")
             return
         loaded = await self._threads.run(lambda: self._load(bundle))
-        before, self.bundle = self._engine, bundle
-        self._engine = self._open_engine(loaded, lambda: self._load(bundle), self._settings.within_s)
+        before = self.put_in_force(bundle, loaded)
         said = f"version {found} of the policy of {self._fleet} is in force, {bundle.digest.hex()[:16]}"
         log.say("policy-in-force", said)
-        self.on_change()
         if before is not None:
             await self._threads.run(before.close)
         if self._kept is not None and version is not None:
@@ -245,6 +243,13 @@ class NodePolicy:
                 await self._threads.run(lambda: _write_file(path, data))
             except OSError as error:
                 self._unkept = f"{path}: the policy cannot be kept ({error.strerror}); free the disk"
+
+    def put_in_force(self, bundle: PolicyBundle, loaded: LoadedPolicy) -> PolicyEngine | None:
+        """From now on this policy rules. Returns the engine of the one before, to be closed."""
+        before, self.bundle = self._engine, bundle
+        self._engine = self._open_engine(loaded, lambda: self._load(bundle), self._settings.within_s)
+        self.on_change()
+        return before
 
     async def _take_kept(self, path: Path) -> None:
         try:

@@ -33,6 +33,7 @@ from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings, Snapshots
+from stigmergy.policy.engine import LoadedPolicy
 from stigmergy.shard.commit import Group
 from stigmergy.shard.commit_reader import walk
 from stigmergy.shard.state import ShardReading
@@ -56,6 +57,7 @@ from stigmergy.sim.faults import (
     ONE_WAY,
     PARTITION,
     PAUSE,
+    POLICY_FAULTS,
     POWER,
     REORDERING,
     SLOW_DISK,
@@ -69,6 +71,7 @@ from stigmergy.sim.links import Links, SimBroker, SimBus, SimLedger
 from stigmergy.sim.models import Answering, SimModels
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import WRITE_S, Machine, NodeService, draw_journal
+from stigmergy.sim.policy import SimPolicy
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, TimelineEntry, shown
 
@@ -240,6 +243,8 @@ class FaultInjector:
             temper.delay_s = DEVICE_DELAY_S if on else 0.0
         elif fault == MODEL_FAULTS.name:
             machine.receiver.temper.model_fail = amount / PER_MILLE
+        elif fault == POLICY_FAULTS.name:
+            machine.receiver.temper.policy_fail = amount / PER_MILLE
         elif fault == LIAR.name:
             self._lie(name, on)
         else:
@@ -344,6 +349,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     """Whether the fleet's own sensors, actuators and loops run; otherwise all actions are taken by simulated ones."""
     models: Mapping[type[Model], Answering] = {}
     """What models answer, as functions of their inputs; without one, their rule does."""
+    policy: LoadedPolicy | None = None
+    """What is asked before agents decide; without one nobody is."""
     journal: str | None = None
     """`memory`, `sqlite` or `segments` for all machines; None draws it for each."""
     bus: bool = True
@@ -430,6 +437,7 @@ class SimFleet:
         has = ["disk", *(("versions",) if setup.versions else ())]
         has += ["replicas", "liar"] if self.services.shares else []
         has += ["models"] if setup.models else []
+        has += ["policy"] if setup.policy is not None else []
         chance = self.run.chance("plan")
         plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
         known = {one.number: None for one in plan}
@@ -489,7 +497,12 @@ class SimFleet:
             begin_to_lie(made.replicas, self.setup.fleet.name, machine.signer, self.lies)
         chance = self.run.chance(f"{machine.name}/models/{machine.incarnation}/{machine.lives}")
         models = SimModels(host, self.setup.models, machine.receiver.temper, chance)
-        return (*(() if made is None else (made,)), *((models,) if host.declaration.models else ()))
+        found: list[NodeService] = [] if made is None else [made]
+        found += [models] if host.declaration.models else []
+        if self.setup.policy is not None:
+            chance = self.run.chance(f"{machine.name}/policy/{machine.incarnation}/{machine.lives}")
+            found.append(SimPolicy(host, self.setup.policy, machine.receiver.temper, chance))
+        return found
 
     def kept(self, machine: Machine, group: Group) -> None:
         """A group of commits is durable on a machine."""
