@@ -1,5 +1,6 @@
 """The policy of a node: who is asked, what is kept of it, and that nothing passes without one."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.shard.commit import Commit, Ruled, open_commit
 from stigmergy.testing.bus_rig import wait_until
+from tests.models.gas import SIGNER as GAS_SIGNER
+from tests.models.gas import GasLevelSampled, GasSensor, put_bundle
 from tests.policy.drones import (
     KEYS,
     OTHER,
@@ -151,3 +154,54 @@ async def test_22_a_restart_does_not_go_back_behind_what_was_in_force(tmp_path: 
     async with running(tmp_path) as live:
         assert not await live.send(ONE, Erase())
         assert [one.code for one in live.troubles()] == ["policy-refused"]
+
+
+GAS = """package stigmergy
+
+import rego.v1
+
+default allow := false
+
+allow if {
+	input.kind == "model"
+	input.fields.version in data.models
+}
+"""
+
+
+async def test_a_bundle_of_a_model_passes_the_policy_again_when_that_changes(tmp_path: Path) -> None:
+    def put(version: int, *models: str) -> None:
+        data = policy_bytes(version, GAS, fleet="gas", data=json.dumps({"models": models}))
+        put_policy(tmp_path / "policy", version, data, fleet="gas")
+
+    put_bundle(tmp_path / "bundles", "1.2.0", limit=10)
+    put(1, "1.2.0")
+    settings = st.Settings(
+        models=st.ModelSettings(look_s=0.1, hung_s=3_600), policy=st.PolicySettings(look_s=0.05, within_s=WAIT_S)
+    )
+    fleet = st.Fleet("gas", agents=[GasSensor], settings=settings)
+    where: dict[str, Any] = {"models": f"folder:{tmp_path}/bundles", "policy": f"folder:{tmp_path}/policy"}
+    keys = [GAS_SIGNER.public_key.hex()]
+    async with fleet.running(journal="memory:", **where, model_keys=keys, policy_keys=KEYS) as live:
+
+        async def measured() -> GasSensor:
+            before = live.query("GasSensor/s", GasSensor).answers
+            await live.observe("GasSensor/s", GasLevelSampled(co=20.0))
+            await wait_until(lambda: live.query("GasSensor/s", GasSensor).answers > before, WAIT_S)
+            return live.query("GasSensor/s", GasSensor)
+
+        def loaded() -> list[str]:
+            return [] if live.models is None else live.models.loaded("gas-level")
+
+        first = (await measured()).suspected
+        assert first is not None
+        assert (first.version, first.policy.rpartition(" ")[0]) == ("1.2.0", "gas 1")
+        put(2)
+        await wait_until(lambda: not loaded(), WAIT_S)
+        assert (await measured()).version == ""  # its rule has answered
+        assert "denied by policy gas 2: no rule allows it" in str(live.troubles())
+        put(3, "1.2.0")
+        await wait_until(lambda: loaded() == ["1.2.0"], WAIT_S)
+        again = (await measured()).suspected
+        assert again is not None
+        assert again.policy.rpartition(" ")[0] == "gas 3"

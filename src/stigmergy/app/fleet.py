@@ -411,17 +411,8 @@ class Running:
         if self._fleet.models:
             # Each start has another epoch: what this run counts is told apart from what the last one did.
             run = f"{self._copied_as}/{host.journal.identity.incarnation:x}.{max(one.epoch for one in host.shards)}"
-            self._models = NodeModels(
-                self._fleet,
-                self.node_config,
-                host.clock,
-                self._threads,
-                host.settings.models,
-                signer,
-                lambda: [host],
-                run=run,
-                journal=self.url,
-            )
+            about = (self._fleet, self.node_config, host.clock, self._threads, host.settings.models, signer)
+            self._models = NodeModels(*about, lambda: [host], run=run, journal=self.url, policy=self._policy)
         asks = None if self._models is None else asker_of(host, self._models.asks)
         found = connections_of(self._link, self._replication, self._policy)
         return structs.replace(found, safeguards=self._safeguards, blobs=self._blobs.blobs, models=asks)

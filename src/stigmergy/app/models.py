@@ -11,6 +11,7 @@ from stigmergy.agents.messages import Event
 from stigmergy.app.keyring import read_key
 from stigmergy.app.node_config import FOLDER, BundleStore, NodeConfig, check_store
 from stigmergy.app.parts import journal_path, shown_url
+from stigmergy.app.policy import PolicyAt
 from stigmergy.base.clock import Clock, Threads
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock
@@ -50,9 +51,10 @@ class NodeModels:
         *,
         run: str,
         journal: str = "",
+        policy: PolicyAt | None = None,
     ) -> None:
         """`hosts` are those whose agents ask. `run` names this run among all that count answers; beside the file of the
-        `journal` is kept what a start without a link needs."""
+        `journal` is kept what a start without a link needs. A `policy` is asked about each bundle."""
         self._fleet = fleet
         self._url = node_config.models
         self._store = BundleStore(self._url, models_bucket(fleet.name), clock)
@@ -70,19 +72,27 @@ class NodeModels:
         self._engines = [ThreadEngine(HANGS_MAX)]
         self._drain_s = settings.drain_s
         self.service = ModelService(fleet.models, clock, self._engines[0], settings, self.versions)
-        self._supplies = [Supply(place, keys, Ed25519Verifier(), threads, clock, self.service)]
+        check = None
+        if policy is not None:
+            check, policy.policy.on_change = policy.check_model, self._check_again
+        supplied = (place, keys, Ed25519Verifier(), threads, clock)
+        self._supplies = [Supply(*supplied, self.service, check)]
         self.asks: Asking = self.service
         self._services = [self.service]
         if self.versions is not None:
             self._engines.append(ThreadEngine(HANGS_MAX))
             shadow = ModelService(fleet.models, clock, self._engines[1], settings, ShadowVersions(self.versions))
             self._services.append(shadow)
-            self._supplies.append(Supply(place, keys, Ed25519Verifier(), threads, clock, shadow))
+            self._supplies.append(Supply(*supplied, shadow, check))
             self.asks = Trial(self.versions, self.service, shadow)
 
     def _look_again(self) -> None:
         for supply in self._supplies:
             supply.wake()
+
+    def _check_again(self) -> None:
+        for supply in self._supplies:
+            supply.check_again()
 
     def loaded(self, model: str) -> list[str]:
         """The versions that can answer."""

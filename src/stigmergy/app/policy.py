@@ -8,9 +8,10 @@ from stigmergy.app.keyring import read_key
 from stigmergy.app.node_config import FOLDER, BundleStore, NodeConfig, check_store
 from stigmergy.app.parts import journal_path, shown_url
 from stigmergy.base.clock import Clock, Threads
-from stigmergy.base.errors import ConfigError
+from stigmergy.base.errors import ConfigError, ModelRefused
 from stigmergy.base.system import SystemClock
 from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.models.bundle import Bundle
 from stigmergy.nats.naming import policy_bucket
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Connections
@@ -18,6 +19,7 @@ from stigmergy.node.settings import Settings
 from stigmergy.policy.place import PolicyFolder, PolicyPlace, PolicyStore
 from stigmergy.policy.rego import check_engine
 from stigmergy.policy.service import NodePolicy, PolicySettings
+from stigmergy.shard.judging import PolicyQuestion
 
 POLICY_BESIDE = "-policy"
 """What is kept beside a journal: the policy in force."""
@@ -56,6 +58,25 @@ class PolicyAt:
     def connections(self) -> Connections:
         """What a host calls."""
         return Connections(judge=self.policy.judge)
+
+    def check_model(self, bundle: Bundle) -> str:
+        """Says which policy lets a bundle of a model in. Raises ModelRefused."""
+        manifest = bundle.manifest
+        fields = {
+            "name": manifest.name,
+            "version": manifest.version,
+            "class": str(manifest.model_class),
+            "runtime": manifest.runtime,
+            "digest": bundle.digest.hex(),
+            "signer": bundle.signer.hex(),
+            "licence": manifest.licence,
+            "metrics": {one.name: one.value for one in manifest.metrics},
+            "notes": {one.name: one.text for one in manifest.notes},
+        }
+        ruling = self.policy.judge(PolicyQuestion("model", "ModelBundle", fields))
+        if ruling.refused is not None:
+            raise ModelRefused(ruling.refused)
+        return ruling.stamp
 
     async def stop(self) -> None:
         """Ends the policy and the connection."""

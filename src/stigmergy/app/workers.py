@@ -251,10 +251,10 @@ class NatsClusterBackend:
         """By shard, for profiles. Nobody keeps a host, with all its agents, whose shard has moved away."""
         clock, run = SystemClock(), f"{worker}/{self._entropy.token(RUN_BYTES).hex()}"
         about = (fleet, node_config, clock, self._threads, settings.models, signer, self._running)
-        self.models = NodeModels(*about, run=run) if fleet.models else None
-        """Those of all shards of this worker: one thread, one copy of each model."""
         self.policy = policy_of(fleet, node_config, clock, self._threads, settings)
         """That of all shards of this worker. It has no disk of its own: what was in force is forgotten at its end."""
+        self.models = NodeModels(*about, run=run, policy=self.policy) if fleet.models else None
+        """Those of all shards of this worker: one thread, one copy of each model."""
         self._profiler = Profiler(self._running, profiled_process(f"worker {worker}"))
 
     def _running(self) -> list[Host]:

@@ -196,7 +196,7 @@ class ModelSource(Struct, frozen=True, omit_defaults=True):
     arm: str = ""
     """In a rollout: "stable" or "canary"."""
     policy: str = ""
-    """The verdict of the policy that the answer was checked by; empty while there is none."""
+    """The policy that has let the bundle in: name, version, start of its digest; empty where nobody was asked."""
     shadow_version: str = ""
     """The version that was asked beside, and whose answer nobody acts on."""
     shadow_agrees: bool | None = None

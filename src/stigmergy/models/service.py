@@ -149,6 +149,8 @@ class LoadedVersion(Struct, frozen=True):
     """Where among its outputs those are that the model's class names."""
     outputs_count: int
     explain: Explain | None = None
+    policy: str = ""
+    """The policy that has let it in, with version and digest; empty where nobody was asked."""
 
 
 _NO_CHOICE = Choice("")
@@ -504,6 +506,7 @@ class ModelService:
             latency_s=(self._clock.monotonic_ns() - question.asked_ns) / SECOND_NS,
             fallback=fallback,
             arm=choice.arm,
+            policy="" if unit is None else unit.policy,
             explanation=explanation,
             revision=choice.revision,
             asked_by=question.agent if choice.revision else "",
