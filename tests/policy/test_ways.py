@@ -1,8 +1,11 @@
 """Whichever way an input comes, it passes the policy, and the policy knows the sender as far as the node does."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import stigmergy as st
 from stigmergy.testing.bus_rig import wait_until
@@ -125,3 +128,52 @@ async def test_enrolments_pass_the_policy(tmp_path: Path) -> None:
         assert not await live.send("Listening/a", StartMission(mission="M1"))
         await wait_until(lambda: live.standing().events > 0, WAIT_S)
         assert live.standing().events == 1  # that the node's own key may sign
+
+
+class Fill(st.Command):
+    litres: float
+
+
+class Filled(st.Event):
+    litres: float
+
+
+class Tank(st.Agent):
+    level: float = 0.0
+
+    @st.decide
+    def fill(self, command: Fill) -> st.Events:
+        yield Filled(litres=command.litres)
+
+    @st.evolve
+    def filled(self, event: Filled) -> None:
+        self.level = self.level + event.litres
+
+
+TANKS = """package stigmergy
+
+import rego.v1
+
+default allow := false
+
+allow if {
+	input.message == "Fill"
+	input.state.level + input.fields.litres <= 10
+}
+
+reason := sprintf("%v of 10 are in it", [input.state.level])
+"""
+
+
+async def test_commands_of_compiled_agents_pass_the_policy_with_their_state(tmp_path: Path) -> None:
+    fleet = st.Fleet("delivery", agents=[Tank], compiled=True)
+    async with fleet.running(journal="memory:", **options(tmp_path, TANKS)) as live:
+        answers = [await live.send("Tank/a", Fill(litres=4.0)) for _ in range(3)]
+        assert [bool(one) for one in answers] == [True, True, False]
+        assert answers[2] == st.Refused("denied by policy delivery 1: 8 of 10 are in it")
+        assert live.query("Tank/a", Tank).level == 8.0
+        # A batch at once: each is asked about with the state that the one before has left.
+        several = await asyncio.gather(*(live.send("Tank/b", Fill(litres=4.0)) for _ in range(3)))
+        assert sorted(bool(one) for one in several) == [False, True, True]
+        with pytest.raises(st.StigmergyError, match="denied by policy delivery 1"):
+            await live.enroll("Tank", ["c"])
