@@ -9,7 +9,11 @@ from tests.cli.in_process import Here
 from tests.policy.drones import DATA, REGO
 
 CASES = [
-    {"name": "charged", "allow": True, "input": {"message": "StartMission", "state": {"battery": 50}}},
+    {
+        "name": "charged",
+        "allow": True,
+        "input": {"message": "StartMission", "fields": {"mission": "M1"}, "state": {"battery": 50}},
+    },
     {
         "name": "empty",
         "allow": False,

@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import stigmergy as st
 from stigmergy.app.fleet import Running, inspect_journal
+from stigmergy.audit.listing import EntryFilter, list_log
 from stigmergy.audit.replay import JournalReplay
 from stigmergy.base.errors import ConfigError
 from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.policy.bundle import inspect_policy
 from stigmergy.shard.commit import Commit, Ruled, open_commit
 from stigmergy.testing.bus_rig import wait_until
 from tests.models.gas import SIGNER as GAS_SIGNER
@@ -205,3 +208,18 @@ async def test_a_bundle_of_a_model_passes_the_policy_again_when_that_changes(tmp
         again = (await measured()).suspected
         assert again is not None
         assert again.policy.rpartition(" ")[0] == "gas 3"
+
+
+async def test_a_listing_says_which_policy_was_asked(tmp_path: Path) -> None:
+    put_policy(tmp_path / "policy", 7)
+    async with running(tmp_path) as live:
+        assert await live.send(ONE, StartMission(mission="M1"))
+        assert not await live.send(ONE, Erase())
+        assert await live.send(ONE, Land())
+    journal = inspect_journal(f"sqlite:{tmp_path}/node.db")
+    try:
+        entries = [one for one in list_log(journal, EntryFilter(agent=ONE)) if one is not None and one.kind == "answer"]
+    finally:
+        await journal.close()
+    digest = inspect_policy(policy_bytes(7), Ed25519Verifier()).digest.hex()
+    assert [one.policy for one in entries] == [f"delivery 7 {digest}", f"delivery 7 {digest}", msgspec.UNSET]

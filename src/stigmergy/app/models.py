@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from stigmergy.agents.messages import Event
 from stigmergy.app.keyring import read_key
 from stigmergy.app.node_config import FOLDER, BundleStore, NodeConfig, check_store
 from stigmergy.app.parts import journal_path, shown_url
-from stigmergy.app.policy import PolicyAt
 from stigmergy.base.clock import Clock, Threads
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock
@@ -19,6 +19,7 @@ from stigmergy.base.trust import Signer
 from stigmergy.diagnostics.codes import Trouble
 from stigmergy.diagnostics.logger import Log
 from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.models.bundle import Bundle
 from stigmergy.models.engine import ThreadEngine
 from stigmergy.models.rollout_agent import KIND, ModelRollout
 from stigmergy.models.service import HANGS_MAX, ModelAnswer, ModelService, ModelSettings
@@ -36,6 +37,18 @@ VERSIONS_BESIDE, BUNDLES_BESIDE = "-models", "-bundles"
 """What is kept beside a journal: the last versions that were heard, and the bundles that were fetched."""
 
 
+class ModelPolicy(Protocol):
+    """The policy of a node, as far as models go."""
+
+    def check_model(self, bundle: Bundle) -> str:
+        """Says which policy lets a bundle of a model in. Raises ModelRefused."""
+        ...
+
+    def call_on_change(self, changed: Callable[[], None]) -> None:
+        """Has this called whenever another policy comes into force."""
+        ...
+
+
 class NodeModels:
     """The service of a node, with its supply of bundles, and the rollouts that say which of them answer."""
 
@@ -51,7 +64,7 @@ class NodeModels:
         *,
         run: str,
         journal: str = "",
-        policy: PolicyAt | None = None,
+        policy: ModelPolicy | None = None,
     ) -> None:
         """`hosts` are those whose agents ask. `run` names this run among all that count answers; beside the file of the
         `journal` is kept what a start without a link needs. A `policy` is asked about each bundle."""
@@ -74,7 +87,8 @@ class NodeModels:
         self.service = ModelService(fleet.models, clock, self._engines[0], settings, self.versions)
         check = None
         if policy is not None:
-            check, policy.policy.on_change = policy.check_model, self._check_again
+            check = policy.check_model
+            policy.call_on_change(self._check_again)
         supplied = (place, keys, Ed25519Verifier(), threads, clock)
         self._supplies = [Supply(*supplied, self.service, check)]
         self.asks: Asking = self.service

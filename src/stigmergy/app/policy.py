@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from stigmergy.app.keyring import read_key
@@ -58,6 +59,10 @@ class PolicyAt:
     def connections(self) -> Connections:
         """What a host calls."""
         return Connections(judge=self.policy.judge)
+
+    def call_on_change(self, changed: Callable[[], None]) -> None:
+        """Has this called whenever another policy comes into force."""
+        self.policy.on_change = changed
 
     def check_model(self, bundle: Bundle) -> str:
         """Says which policy lets a bundle of a model in. Raises ModelRefused."""
