@@ -56,6 +56,7 @@ BENCHMARKS = {
     "web": Listed("web", "what the page costs a browser and the node, with 10,000 agents that move"),
     "workflows": Listed("workflows", "durable steps of workflows, next to dbos and Restate"),
     "inference": Listed("inference", "models on a node next to bare ONNX Runtime, and what INT8 saves"),
+    "policy": Listed("policy", "rulings of a policy, and commands with one next to without"),
     "swarm": Listed("swarm", "apps/drones with 100 to 10,000 drones, and how good its assignment is"),
     "federated": Listed("federated", "federated learning: how good next to all rows, each site alone, and Flower"),
     "secure": Listed("secure", "what signatures cost on a bus, between two nodes"),

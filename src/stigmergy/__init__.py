@@ -114,6 +114,7 @@ from stigmergy.node.settings import (
     UplinkSettings,
 )
 from stigmergy.node.watching import Heard, Watching
+from stigmergy.policy.service import PolicySettings
 from stigmergy.shard.inputs import Accepted, Refused, Verdict
 from stigmergy.store.blobs import Blobs, BlobSettings
 from stigmergy.uplink.rules import Aggregate, FieldSummary, Summary, UplinkRule
@@ -207,6 +208,7 @@ __all__ = [
     "PauseRollout",
     "PayloadLayout",
     "Pid",
+    "PolicySettings",
     "Pool",
     "PromoteModel",
     "Promoted",

@@ -51,6 +51,7 @@ from stigmergy.shard.commit import (
     Head,
     MarkMoved,
     Owed,
+    Ruled,
     Settled,
     Signature,
     SnapshotNote,
@@ -250,6 +251,9 @@ COMMIT = Commit(
 )
 
 COMMIT_WITH_CLIENTS = structs.replace(COMMIT, clients=["bus//delivery/dispatcher", ""])
+_DIGEST = b"\xcc" * 32
+_RULED = [Ruled(0, True, "delivery", 3, _DIGEST), Ruled(1, False), Ruled(-2, True, "delivery", 3, _DIGEST)]
+COMMIT_RULED = structs.replace(COMMIT, ruled=_RULED)
 
 HEADS = [Head(0, 12, 2, b"\xaa" * 32), Head(1, 300, 2, b"\xbb" * 32)]
 SIGNATURE = Signature(algorithm=1, key=SIGNER.public_key, heads=HEADS, value=SIGNER.sign(statement(HEADS)))

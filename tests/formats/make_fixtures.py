@@ -340,6 +340,7 @@ def main() -> None:
         "commit-1.hex": hex_text("a commit with something in every field", seal(golden.COMMIT).body),
         "commit-2.hex": hex_text("a commit with columns", seal(golden_columns.COMMIT).body),
         "commit-clients-1.hex": hex_text("a commit with clients", seal(golden.COMMIT_WITH_CLIENTS).body),
+        "commit-ruled-1.hex": hex_text("a commit that a policy has ruled on", seal(golden.COMMIT_RULED).body),
         "tables-clients-1.hex": hex_text(
             "tables of a snapshot with clients and floors",
             encode(without_empty_end(golden.TABLES_WITH_CLIENTS, SnapshotTables.__struct_fields__.index("declared"))),

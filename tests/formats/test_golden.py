@@ -30,7 +30,7 @@ from stigmergy.journal.identity import decode_mark, encode_mark
 from stigmergy.journal.recovery import Recovery
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.keys.keyfile import decode_private_key
-from stigmergy.shard.commit import Commit, Signature, digest_commit, open_commit, seal, statement
+from stigmergy.shard.commit import Commit, Ruled, Signature, digest_commit, open_commit, seal, statement
 from stigmergy.shard.replay import apply
 from stigmergy.shard.snapshot import (
     SnapshotHeader,
@@ -49,7 +49,7 @@ from tests.formats.golden import read_hex, read_lines
 from tests.formats.manual import fields_of
 
 PLANS = plan_agents([golden.Drone, golden.Tower])
-LEFT_OUT_MAX = {"Commit": 6, "SnapshotTables": 9}
+LEFT_OUT_MAX = {"Commit": 7, "SnapshotTables": 9}
 STRUCTURES = ("EventRun", "Answer", "Owed", "MarkMoved", "Settled", "SnapshotNote")
 
 
@@ -163,6 +163,15 @@ def test_commit_with_clients() -> None:
     assert by_the_manual("Commit", messagepack.decode(stored))["clients"] == ["bus//delivery/dispatcher", ""]
 
 
+def test_commit_that_a_policy_has_ruled_on() -> None:
+    stored = read_hex("commit-ruled-1.hex")
+    assert open_commit(stored) == golden.COMMIT_RULED
+    assert seal(golden.COMMIT_RULED).body == stored
+    found = [by_the_manual("Ruled", one) for one in by_the_manual("Commit", messagepack.decode(stored))["ruled"]]
+    names = Ruled.__struct_fields__
+    assert found == [{name: plain(getattr(one, name)) for name in names} for one in golden.COMMIT_RULED.ruled]
+
+
 def test_a_commit_with_too_few_clients_is_damaged() -> None:
     body = seal(structs.replace(golden.COMMIT_WITH_CLIENTS, clients=["one"])).body
     with pytest.raises(JournalCorrupt, match="1 clients for 2 answers"):
@@ -194,7 +203,7 @@ def test_a_commit_without_its_last_fields_has_empty_ones() -> None:
     whole = messagepack.decode(read_hex("commit-1.hex"))
     short = open_commit(msgspec.msgpack.encode(whole[:8]))
     assert (short.events, short.answers, short.snapshots) == (golden.COMMIT.events, [], [])
-    longer = open_commit(msgspec.msgpack.encode([*whole, [], [], [], [], [], "", ["of a later version"]]))
+    longer = open_commit(msgspec.msgpack.encode([*whole, [], [], [], [], [], "", [], ["of a later version"]]))
     assert longer == golden.COMMIT
 
 

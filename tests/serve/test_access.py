@@ -17,6 +17,7 @@ from stigmergy.cli.api.serve import SERVING_OPTIONS, add_serving, serving_option
 from stigmergy.serve.access import CALLERS_MAX, AccessGate, DeniedRequest, Policy, check_listening
 from stigmergy.serve.listener import HttpListener, read_address
 from stigmergy.serve.tokens import Tokens
+from tests.policy.drones import KEYS, policy_bytes, put_policy
 from tests.serve.rig import ServedProcess, cli, make_folder, run_served
 
 HOST = {b"host": b"localhost:8080"}
@@ -242,3 +243,35 @@ def test_a_kind_of_a_scope_is_one_of_the_fleet(tmp_path: Path) -> None:
     refused = cli(folder, *made, "command:Dron", "--fleet", "drone:fleet")
     assert refused.returncode == 2
     assert "the fleet has no such kind; it has Drone" in refused.stderr
+
+
+BY_TOKEN = """package stigmergy
+
+import rego.v1
+
+default allow := false
+
+allow if {
+	input.sender.how == "http"
+	input.sender.token == "ann"
+}
+
+reason := sprintf("%s %s", [input.sender.how, input.sender.token])
+"""
+
+
+def test_a_policy_knows_whose_token_it_was(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path)
+    put_policy(folder / "policy", 1, policy_bytes(1, BY_TOKEN))
+    texts: dict[str, str] = {}
+    for name in ("ann", "bob"):
+        given = ("--scope", "command:Drone", "--expires", "1h", "--journal", "delivery.db", "--json")
+        texts[name] = f"Bearer {json.loads(cli(folder, 'token', 'create', name, *given).stdout)['token']}"
+    node = run_served(folder, "--policy", f"folder:{folder}/policy", "--policy-key", KEYS[0])
+    command = "/v1/agents/Drone/D-17/StartMission"
+    allowed = node.post(command, {"mission": "M"}, Authorization=texts["ann"])
+    denied = node.post(command, {"mission": "M"}, Authorization=texts["bob"])
+    assert node.end() == 0
+    assert allowed.status == 200, allowed
+    assert denied.status == 409, denied
+    assert "denied by policy delivery 1: http bob" in denied.json["detail"]

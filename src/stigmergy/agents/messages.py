@@ -251,6 +251,8 @@ class MessageSpec(Struct, frozen=True):
     """For commands: a newer one from the same place cancels those to the same agent that are still on the way."""
     raw: bool = False
     """For events: they stay on their device; see `agents.raw`."""
+    safety: bool = False
+    """For commands: towards safety, as `Land`; no policy is asked about them, so none can stop them."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -270,6 +272,7 @@ class MessageMeta(StructMeta):
         expires_s: float | None = None,
         supersedes: bool = False,
         raw: bool = False,
+        safety: bool = False,
         **config: Any,
     ) -> Any:
         stable_name = name or class_name
@@ -282,6 +285,7 @@ class MessageMeta(StructMeta):
             raise DefinitionError(f"{class_name}: keep={keep!r}; give durable, within(seconds=…), latest or transient")
         if expires_s is not None or supersedes:
             _check_travel(class_name, bases, expires_s, supersedes)
+        _check_safety(class_name, bases, safety)
         raw = raw or any((spec := _spec_of(base)) is not None and spec.raw for base in bases)
         if raw and not any(issubclass(base, Event) for base in bases):
             raise DefinitionError(f"{class_name}: raw=True is for events; {class_name} is none")
@@ -291,7 +295,7 @@ class MessageMeta(StructMeta):
         # What holds only immutable values is in no cycle, so the garbage collector need not know of it.
         cls: Any = super().__new__(mcls, class_name, bases, namespace, tag=tag, frozen=True, gc=False, **config)
         cls.__message__ = MessageSpec(
-            tag, stable_name, version, keep or durable, category, float(expires_s or 0), supersedes, raw
+            tag, stable_name, version, keep or durable, category, float(expires_s or 0), supersedes, raw, safety
         )
         if category is not None:
             _categories[tag] = category
@@ -330,6 +334,12 @@ def _check_travel(class_name: str, bases: tuple[type, ...], expires_s: object, s
         )
     if not isinstance(supersedes, bool):
         raise DefinitionError(f"{class_name}: supersedes={supersedes!r}; give True or False")
+
+
+def _check_safety(class_name: str, bases: tuple[type, ...], safety: object) -> None:
+    """What no policy can stop is a command."""
+    if not isinstance(safety, bool) or (safety and not any(issubclass(base, Command) for base in bases)):
+        raise DefinitionError(f"{class_name}: safety={safety!r}; it is for commands, and True or False")
 
 
 BINDING = "valid_while"
@@ -401,6 +411,9 @@ class Command(Message):
 
     `class SetRoute(Command, expires_s=60, supersedes=True)`: on the way to an agent on another node it is refused if
     it was not decided within 60 s, and cancelled by a newer SetRoute from the same place.
+
+    `class Land(Command, safety=True)`: it leads towards safety, so no policy is asked about it. Give this to commands
+    that are harmless from whoever they come, and to no others.
     """
 
 

@@ -96,6 +96,10 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the bundles of models are; without it their rules answer."""
     model_keys: tuple[str, ...] = ()
     """Public keys, as files, lines or hex digits, whose bundles are believed."""
+    policy: str | None = None
+    """Where the fleet's policy is, which commands pass before agents decide; without it nobody is asked."""
+    policy_keys: tuple[str, ...] = ()
+    """The same for policies."""
     metrics: str | None = None
     """HOST:PORT of the page for Prometheus; none without it."""
 
@@ -145,6 +149,8 @@ def _beside(place: FleetConfig, folder: Path) -> FleetConfig:
         peers=_keys_beside(place.peers, folder),
         models=None if place.models is None else _store_beside(place.models, folder),
         model_keys=_keys_beside(place.model_keys, folder),
+        policy=None if place.policy is None else _store_beside(place.policy, folder),
+        policy_keys=_keys_beside(place.policy_keys, folder),
         rings=tuple(str(folder / ring) for ring in place.rings),
         ledger=ledger,
         copies=tuple(_store_beside(url, folder) for url in copies),

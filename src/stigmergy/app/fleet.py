@@ -32,6 +32,7 @@ from stigmergy.app.node_config import (
     open_mesh,
 )
 from stigmergy.app.parts import SEGMENTS, SQLITE, check_one_process, journal_path, shown_url
+from stigmergy.app.policy import PolicyAt, policy_of
 from stigmergy.app.profiled_process import profiled_process
 from stigmergy.app.raw import check_raw
 from stigmergy.app.signing import NOTHING_SIGNED, Signing, journal_signing
@@ -131,6 +132,8 @@ class Fleet(Declaration):
         views: str | None = None,
         models: str | None = None,
         model_keys: Sequence[str] = (),
+        policy: str | None = None,
+        policy_keys: Sequence[str] = (),
     ) -> Running:
         """Runs the fleet in this program, on a SQLite file and a key beside it unless told otherwise.
 
@@ -144,14 +147,14 @@ class Fleet(Declaration):
         agents claim ('sqlite:ledger.db'); `peers` names the public keys of the nodes that are believed in both.
         `copies` names stores that the journal is copied to ('nats://hub:4222', 'folder:/mnt/peer'); `blobs` the store
         of large payloads, which are in a folder beside the journal otherwise; `models` where bundles of models are
-        ('folder:models'), of which those signed by `model_keys` are believed. `take_over` lets it run agents that
-        another node on the bus runs, which is gone for good.
+        ('folder:models'), of which those signed by `model_keys` are believed; `policy` the same for the policy that
+        commands pass. `take_over` lets it run agents of another node on the bus, which is gone for good.
         The order of precedence: these arguments, `stigmergy.toml` in the current directory, `NAME.db` and `NAME.key`.
         """
         _check_arguments(journal, key, settings, trust, agents)
-        _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger)
+        _check_texts(bus=bus, site=site, node=node, mesh=mesh, ledger=ledger, policy=policy)
         _check_texts(uplink_to=uplink_to, collect_from=collect_from, blobs=blobs, views=views, models=models)
-        _check_lists(peers=peers, copies=copies, model_keys=model_keys)
+        _check_lists(peers=peers, copies=copies, model_keys=model_keys, policy_keys=policy_keys)
         if uplink is not None and not isinstance(uplink, UplinkRule):
             raise ConfigError(f"uplink={uplink!r}: give UplinkRule(…)")
         where = NodeConfig(
@@ -166,15 +169,16 @@ class Fleet(Declaration):
             collect_from=collect_from,
             copies=tuple(copies),
             blobs=blobs,
-            take_over=bool(take_over),
             views=views,
             models=models,
             model_keys=tuple(model_keys),
+            policy=policy,
+            policy_keys=tuple(policy_keys),
+            take_over=bool(take_over),
         )
         config = find_config(Path.cwd())
-        check_one_process(
-            config.fleet.processes, f"processes = {config.fleet.processes} in stigmergy.toml", "MODULE:FLEET"
-        )
+        processes = config.fleet.processes
+        check_one_process(processes, f"processes = {processes} in stigmergy.toml", "MODULE:FLEET")
         place = None if key is None else Path(key)
         return Running(self, config, journal, place, settings, trust, agents, where, rings=rings)
 
@@ -219,6 +223,7 @@ class Running:
         self._views_url = views_url(self.node_config.views, self.url) if fleet.views else ""
         self._views: ViewService | None = None
         self._models: NodeModels | None = None
+        self._policy: PolicyAt | None = None
         self._references: ReferenceTeller | None = None
         self._exchange: BlobExchange | None = None
         self._questions: Questions | None = None
@@ -263,8 +268,7 @@ class Running:
             key.check(journal)
             registry = None if bus is None else await self._check_registry(journal, entropy, self._signing)
             signer = key.signer
-            path = journal_path(self.url)
-            place = b"" if path is None else place_of(path)
+            place = b"" if (path := journal_path(self.url)) is None else place_of(path)
             host = open_host(
                 self._fleet,
                 journal,
@@ -285,6 +289,8 @@ class Running:
                 self._views.trace(self._exporter, host.clock.wall_ns)
             devices = Devices(host, self._threads)
             link, replication = self._link, self._replication
+            if self._policy is not None:
+                await self._policy.start()
             if self._models is not None:
                 await self._models.start(self.say)
             key.keep()
@@ -294,8 +300,7 @@ class Running:
                 key.tell_not_copied(host.shards.signers.state.signers, self.say)
             self._copiers = Copiers(host, self.node_config.copies, self._copied_as)
         except BaseException:
-            if self._models is not None:
-                await self._models.stop()
+            await self._stop_bundles()
             await journal.close()
             raise
         self._host = host
@@ -337,6 +342,7 @@ class Running:
             views=self._views,
             references=self._references,
             models=self._models,
+            policy=self._policy,
         )
 
     async def _check_registry(self, journal: Journal, entropy: Entropy, signing: Signing) -> Registry:
@@ -376,8 +382,7 @@ class Running:
             await self._safeguards.close()
         if self._host is not None:
             await self._host.stop()
-        if self._models is not None:
-            await self._models.stop()
+        await self._stop_bundles()
         if self._feedings is not None:
             self._feedings.close()
         if self._devices is not None:
@@ -386,6 +391,11 @@ class Running:
             await self._blobs.stop()
         if self._exporter is not None:
             await self._threads.run(self._exporter.close)
+
+    async def _stop_bundles(self) -> None:
+        for part in (self._models, self._policy):
+            if part is not None:
+                await part.stop()
 
     def _connect(
         self, host: Host, signer: Signer, entropy: Entropy, bus: Bus | None, registry: Registry | None
@@ -403,22 +413,14 @@ class Running:
             host.settings.blobs,
             make_folder=self.node_config.blobs is None,
         )
+        self._policy = policy_of(self._fleet, self.node_config, host.clock, self._threads, host.settings, self.url)
         if self._fleet.models:
             # Each start has another epoch: what this run counts is told apart from what the last one did.
             run = f"{self._copied_as}/{host.journal.identity.incarnation:x}.{max(one.epoch for one in host.shards)}"
-            self._models = NodeModels(
-                self._fleet,
-                self.node_config,
-                host.clock,
-                self._threads,
-                host.settings.models,
-                signer,
-                lambda: [host],
-                run=run,
-                journal=self.url,
-            )
+            about = (self._fleet, self.node_config, host.clock, self._threads, host.settings.models, signer)
+            self._models = NodeModels(*about, lambda: [host], run=run, journal=self.url, policy=self._policy)
         asks = None if self._models is None else asker_of(host, self._models.asks)
-        found = connections_of(self._link, self._replication)
+        found = connections_of(self._link, self._replication, self._policy)
         return structs.replace(found, safeguards=self._safeguards, blobs=self._blobs.blobs, models=asks)
 
     async def _exchange_blobs(self, host: Host, link: BusLink) -> None:
@@ -623,8 +625,7 @@ def make_safeguards(host: Host, url: str, signer: Signer) -> Safeguards:
 
 def find_holds(url: str) -> RetentionHolds | None:
     """The holds on a journal, in a file beside it; none for a journal that is no file."""
-    path = journal_path(url)
-    return None if path is None else RetentionHolds(HoldsFile(Path(f"{path}-holds")))
+    return None if (path := journal_path(url)) is None else RetentionHolds(HoldsFile(Path(f"{path}-holds")))
 
 
 async def open_rotation(url: str, key: Path) -> tuple[Journal, Rotation]:

@@ -6,19 +6,20 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from stigmergy.agents.messages import Event
 from stigmergy.app.keyring import read_key
-from stigmergy.app.node_config import NodeConfig, check_store, open_store
+from stigmergy.app.node_config import FOLDER, BundleStore, NodeConfig, check_store
 from stigmergy.app.parts import journal_path, shown_url
 from stigmergy.base.clock import Clock, Threads
 from stigmergy.base.errors import ConfigError
 from stigmergy.base.system import SystemClock
-from stigmergy.base.tasks import end_tasks
 from stigmergy.base.trust import Signer
 from stigmergy.diagnostics.codes import Trouble
 from stigmergy.diagnostics.logger import Log
 from stigmergy.keys.ed25519 import Ed25519Verifier
+from stigmergy.models.bundle import Bundle
 from stigmergy.models.engine import ThreadEngine, outlive_threads
 from stigmergy.models.rollout_agent import KIND, ModelRollout
 from stigmergy.models.service import HANGS_MAX, ModelAnswer, ModelService, ModelSettings
@@ -31,12 +32,22 @@ from stigmergy.node.host import Host
 from stigmergy.node.tells import AskModels
 from stigmergy.shard.inputs import EffectSettled
 from stigmergy.shard.outbox import Pending
-from stigmergy.store.port import KeyValue, Objects, Store
 
-FOLDER = "folder:"
 log = Log("models")
 VERSIONS_BESIDE, BUNDLES_BESIDE = "-models", "-bundles"
 """What is kept beside a journal: the last versions that were heard, and the bundles that were fetched."""
+
+
+class ModelPolicy(Protocol):
+    """The policy of a node, as far as models go."""
+
+    def check_model(self, bundle: Bundle) -> str:
+        """Says which policy lets a bundle of a model in. Raises ModelRefused."""
+        ...
+
+    def call_on_change(self, changed: Callable[[], None]) -> None:
+        """Has this called whenever another policy comes into force."""
+        ...
 
 
 class NodeModels:
@@ -55,12 +66,14 @@ class NodeModels:
         run: str,
         journal: str = "",
         trusted: Sequence[bytes] = (),
+        policy: ModelPolicy | None = None,
     ) -> None:
         """`hosts` are those whose agents ask. `run` names this run among all that count answers; beside the file of the
-        `journal` is kept what a start without a link needs. `trusted` are keys of other nodes, besides `peers`."""
+        `journal` is kept what a start without a link needs. `trusted` are keys of other nodes, besides `peers`. A
+        `policy` is asked about each bundle."""
         self._fleet = fleet
         self._url = node_config.models
-        self._store = ModelsStore(self._url, fleet.name, clock)
+        self._store = BundleStore(self._url, models_bucket(fleet.name), clock)
         beside = journal_path(journal)
         place = open_place(node_config, self._store, beside, threads)
         keys = [read_key(text).key for text in node_config.model_keys]
@@ -75,19 +88,28 @@ class NodeModels:
         self._engines = [ThreadEngine(HANGS_MAX)]
         self._drain_s = settings.drain_s
         self.service = ModelService(fleet.models, clock, self._engines[0], settings, self.versions)
-        self._supplies = [Supply(place, keys, Ed25519Verifier(), threads, clock, self.service)]
+        check = None
+        if policy is not None:
+            check = policy.check_model
+            policy.call_on_change(self._check_again)
+        supplied = (place, keys, Ed25519Verifier(), threads, clock)
+        self._supplies = [Supply(*supplied, self.service, check)]
         self.asks: Asking = self.service
         self._services = [self.service]
         if self.versions is not None:
             self._engines.append(ThreadEngine(HANGS_MAX))
             shadow = ModelService(fleet.models, clock, self._engines[1], settings, ShadowVersions(self.versions))
             self._services.append(shadow)
-            self._supplies.append(Supply(place, keys, Ed25519Verifier(), threads, clock, shadow))
+            self._supplies.append(Supply(*supplied, shadow, check))
             self.asks = Trial(self.versions, self.service, shadow)
 
     def _look_again(self) -> None:
         for supply in self._supplies:
             supply.wake()
+
+    def _check_again(self) -> None:
+        for supply in self._supplies:
+            supply.check_again()
 
     def loaded(self, model: str) -> list[str]:
         """The versions that can answer."""
@@ -156,44 +178,7 @@ class NodeModels:
         await self._store.close()
 
 
-class ModelsStore:
-    """The store that models come from, opened when somebody needs it, and once; none where they are in a folder."""
-
-    def __init__(self, url: str | None, fleet: str, clock: Clock) -> None:
-        self._url = url or FOLDER
-        self._bucket = models_bucket(fleet)
-        self._clock = clock
-        self._opening: asyncio.Task[Store] | None = None
-
-    @property
-    def is_store(self) -> bool:
-        """Whether there is one."""
-        return not self._url.startswith(FOLDER)
-
-    async def open_keys(self) -> KeyValue:
-        """Which versions are wanted."""
-        return await (await self._opened()).key_value(self._bucket)
-
-    async def open_objects(self) -> Objects:
-        """The bundles."""
-        return await (await self._opened()).objects(self._bucket)
-
-    async def _opened(self) -> Store:
-        """All who need it at once wait for one connection, and hear of one failure."""
-        opening = self._opening
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
-            opening = self._opening = asyncio.ensure_future(open_store(self._url, self._clock))
-        return await asyncio.shield(opening)
-
-    async def close(self) -> None:
-        """Ends the connection."""
-        opening, self._opening = self._opening, None
-        await end_tasks(opening)
-        if opening is not None and not opening.cancelled() and not opening.exception():
-            await opening.result().close()
-
-
-def open_place(node_config: NodeConfig, store: ModelsStore, beside: Path | None, threads: Threads) -> ModelPlace | None:
+def open_place(node_config: NodeConfig, store: BundleStore, beside: Path | None, threads: Threads) -> ModelPlace | None:
     """Where the bundles of a node are; None if it is not told. Raises ConfigError."""
     url = node_config.models
     if url is None:
@@ -222,7 +207,7 @@ async def publish_bundle(url: str, fleet: str, name: str, data: bytes) -> None:
         except OSError as error:
             raise ConfigError(f"{folder / name}: cannot be written ({error.strerror}); name the folder") from None
         return
-    store = ModelsStore(url, fleet, SystemClock())
+    store = BundleStore(url, models_bucket(fleet), SystemClock())
     try:
         await (await store.open_objects()).put(name, data)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from stigmergy.app.config import Config
 from stigmergy.app.ledgers import SCHEMES as ON_NATS
 from stigmergy.base.clock import Clock, Entropy
 from stigmergy.base.errors import ConfigError
+from stigmergy.base.tasks import end_tasks
 from stigmergy.bus.port import Bus
 from stigmergy.bus.topics import Topics, safe_node_name
 from stigmergy.claims.port import LedgerPort
@@ -26,7 +28,7 @@ from stigmergy.network.registry import QUIET_S, Registry
 from stigmergy.network.remote_ledger import gateways_of
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import TraceSettings
-from stigmergy.store.port import Store
+from stigmergy.store.port import KeyValue, Objects, Store
 from stigmergy.traces.exporter import SpanExporter
 from stigmergy.uplink.rules import UplinkRule
 
@@ -35,6 +37,7 @@ BUSES = "stigmergy.buses"
 MESHES = "stigmergy.meshes"
 LEDGERS = "stigmergy.ledgers"
 STORES = "stigmergy.stores"
+FOLDER = "folder:"
 MQTT_SESSION_S = {"mqtt": 0, "mqtts": 0}
 NO_SESSION_S = {**MQTT_SESSION_S, "nats": 1, "tls": 1}
 """How long a broker is to keep the session of a client that only looks, in seconds, by the scheme of its URL."""
@@ -66,6 +69,10 @@ class NodeConfig(Struct, frozen=True):
     """Where the bundles of models are."""
     model_keys: tuple[str, ...] = ()
     """Keys whose bundles are believed."""
+    policy: str | None = None
+    """Where the fleet's policy is; without it nobody is asked."""
+    policy_keys: tuple[str, ...] = ()
+    """Keys whose policies are believed."""
     take_over: bool = False
     """Run agents that another node claims on the bus: that node is gone for good."""
 
@@ -99,6 +106,8 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         given.views or place.views,
         given.models or place.models,
         given.model_keys or place.model_keys,
+        given.policy or place.policy,
+        given.policy_keys or place.policy_keys,
         given.take_over,
     )
 
@@ -229,6 +238,43 @@ async def open_store(url: str, clock: Clock) -> Store:
     """Connects to the store that a URL names."""
     store: Store = await _adapter("store", STORES, url, "nats://hub:4222")(url, clock)
     return store
+
+
+class BundleStore:
+    """The store that bundles come from, opened when somebody needs it, and once; none where they are in a folder."""
+
+    def __init__(self, url: str | None, bucket: str, clock: Clock) -> None:
+        self._url = url or FOLDER
+        self._bucket = bucket
+        self._clock = clock
+        self._opening: asyncio.Task[Store] | None = None
+
+    @property
+    def is_store(self) -> bool:
+        """Whether there is one."""
+        return not self._url.startswith(FOLDER)
+
+    async def open_keys(self) -> KeyValue:
+        """Which versions are wanted."""
+        return await (await self._opened()).key_value(self._bucket)
+
+    async def open_objects(self) -> Objects:
+        """The bundles."""
+        return await (await self._opened()).objects(self._bucket)
+
+    async def _opened(self) -> Store:
+        """All who need it at once wait for one connection, and hear of one failure."""
+        opening = self._opening
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception())):
+            opening = self._opening = asyncio.ensure_future(open_store(self._url, self._clock))
+        return await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        """Ends the connection."""
+        opening, self._opening = self._opening, None
+        await end_tasks(opening)
+        if opening is not None and not opening.cancelled() and not opening.exception():
+            await opening.result().close()
 
 
 def _adapter(what: str, group: str, url: str, example: str) -> Any:

@@ -28,6 +28,7 @@ from stigmergy.app.keyring import SharedKey, read_key
 from stigmergy.app.ledgers import SCHEMES as ON_NATS
 from stigmergy.app.models import NodeModels, asker_of
 from stigmergy.app.node_config import NodeConfig, check_store, open_exporter, open_ledger, open_ledgers
+from stigmergy.app.policy import policy_of
 from stigmergy.app.profiled_process import profiled_process
 from stigmergy.app.signing import KnownNodes, node_signing
 from stigmergy.audit.blob_references import ReferenceTeller
@@ -165,6 +166,8 @@ class NatsWorker:
             trusted=self._trusted,
             known=self._key.with_name(f"{self._key.name}-known"),
         )
+        if backend.policy is not None:
+            await backend.policy.start()
         if backend.models is not None:
             await backend.models.start(lambda sentence: self._tell("notice", {"what": sentence}))
         context = WorkerContext(
@@ -273,7 +276,9 @@ class NatsClusterBackend:
         """By shard, for profiles. Nobody keeps a host, with all its agents, whose shard has moved away."""
         clock, run = SystemClock(), f"{worker}/{self._entropy.token(RUN_BYTES).hex()}"
         about = (fleet, node_config, clock, self._threads, settings.models, signer, self._running)
-        self.models = NodeModels(*about, run=run, trusted=trusted) if fleet.models else None
+        self.policy = policy_of(fleet, node_config, clock, self._threads, settings)
+        """That of all shards of this worker. It has no disk of its own: what was in force is forgotten at its end."""
+        self.models = NodeModels(*about, run=run, trusted=trusted, policy=self.policy) if fleet.models else None
         """Those of all shards of this worker: one thread, one copy of each model."""
         self._profiler = Profiler(self._running, profiled_process(f"worker {worker}"))
 
@@ -297,9 +302,11 @@ class NatsClusterBackend:
         return BlobsAt(shown, name, clock, self._threads, settings.blobs, store=store, open_other=connect)
 
     async def close(self) -> None:
-        """Ends the models, and sends the spans that are left."""
+        """Ends models and policy, and sends the spans that are left."""
         if self.models is not None:
             await self.models.stop()
+        if self.policy is not None:
+            await self.policy.stop()
         if self._exporter is not None:
             await self._threads.run(self._exporter.close)
 
@@ -333,6 +340,7 @@ class NatsClusterBackend:
             return NatsControlServer(link, fleet.name, shard, ControlEndpoint(service), lambda: claim)
 
         return ShardServices(
+            policy=self.policy,
             models=self.models,
             asks=None if self.models is None else asker_of(host, self.models.asks),
             peers=peers,

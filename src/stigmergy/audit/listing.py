@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from stigmergy.agents.codec import UNDECODABLE, tag_of
 from stigmergy.agents.display import fields_in_words
@@ -73,6 +73,8 @@ class LogEntry(Struct, frozen=True):
     cause: Cause
     effects: list[Owing] = []
     refused: str | None = None
+    policy: str | UnsetType = UNSET
+    """Of an answer: the policy that was asked, with its version and digest; missing where nobody was asked."""
 
 
 class EntryFilter(Struct, frozen=True):
@@ -318,7 +320,15 @@ def _answer_entry(commit: Commit, answer: Answer, index: int, source: str) -> Lo
         fields=readable_fields(answer.command),
         cause=Cause(source, command_id=answer.command_id),
         refused=answer.refused,
+        policy=_policy_of(commit, answer),
     )
+
+
+def _policy_of(commit: Commit, answer: Answer) -> str | UnsetType:
+    for ruled in commit.ruled:
+        if ruled.place >= 0 and commit.answers[ruled.place] is answer:
+            return f"{ruled.policy} {ruled.version} {ruled.digest.hex()}" if ruled.version else "none"
+    return UNSET
 
 
 def _effect_entry(commit: Commit, owed: Owed, index: int) -> LogEntry:

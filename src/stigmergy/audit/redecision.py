@@ -82,6 +82,7 @@ class Redecision:
         self._agents: dict[str, Any] = {}
         """Copies of the agents that this commit is about, as far as it has been folded."""
         self._stopped = dict(state.stopped)
+        self._denied = [commit.answers[one.place] for one in commit.ruled if one.place >= 0 and not one.allowed]
         self._claimed: dict[int, None] = {}
         """Events that follow an answer, so that they may be what it decided."""
         self._owed: dict[int, list[Owed]] = {}
@@ -275,6 +276,8 @@ class Redecision:
         """Why this answer cannot be compared; empty if it can."""
         if not answer.command:
             return "commands that were too large to be kept, or decided on another node"
+        if any(answer is denied for denied in self._denied):
+            return "commands that a policy has denied, which is not asked again"
         if answer.refused is not None and answer.refused.startswith(LATE):
             return "commands that came too late to be decided"
         if self._is_compiled(answer.agent) and self._records_of(answer) is None:

@@ -14,7 +14,8 @@ StigmergyError
 │   ├── Unauthentic        a message on a bus that is not of its sender, topic or content
 │   ├── SequenceGap        a source skipped numbers and the wait for them is over
 │   ├── StaleEpoch         an owner that has been replaced still speaks
-│   └── StaleMapping       records made for another layout, or for agents' numbers that are not ours
+│   ├── StaleMapping       records made for another layout, or for agents' numbers that are not ours
+│   └── PolicyDenied       a policy does not let an input through
 ├── Overloaded             a bounded queue is full: slow down and try again
 ├── NotRunning             the node is stopping or stopped: nothing was taken
 ├── NotOwned               another process owns the agent's shard: ask that one
@@ -54,6 +55,9 @@ StigmergyError
 ├── ModelError             the branch of models
 │   ├── ModelRefused       a bundle that cannot be used here: damaged, unsigned, too large, of another runtime
 │   └── ModelFailed        a run gave no answer
+├── PolicyError            the branch of policies
+│   ├── PolicyRefused      a bundle that cannot be used here: damaged, unsigned, older than what was here
+│   └── PolicyFailed       the engine gave no ruling, or not in time: that denies
 ├── RingError              the branch of rings between processes
 │   ├── RingLocked         it has a producer, or a consumer, already
 │   ├── RingForeign        not a ring of ours, or one of another format, size or owner
@@ -131,6 +135,10 @@ class StaleEpoch(PeerError):
 
 class StaleMapping(PeerError):
     """Records of another layout or roster: taken, they would change other agents. Request both again."""
+
+
+class PolicyDenied(PeerError):
+    """A policy does not let an input through."""
 
 
 class Overloaded(StigmergyError):
@@ -289,6 +297,18 @@ class ViewChanged(ViewError):
 
 class ModelError(StigmergyError):
     """A model cannot do what was asked."""
+
+
+class PolicyError(StigmergyError):
+    """The branch of policies."""
+
+
+class PolicyRefused(PolicyError):
+    """A bundle of a policy, or what is to become one, cannot be used. It stays so until there is another one."""
+
+
+class PolicyFailed(PolicyError):
+    """The engine gave no ruling, or not in time. What was asked about is denied."""
 
 
 class ModelRefused(ModelError):

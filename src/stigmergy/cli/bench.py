@@ -27,7 +27,7 @@ def add_commands(commands: Any) -> None:
         metavar="NAME",
         nargs="?",
         help="interpreted, compiled, edge, alternatives, growth, shared, nats, observed, serve, web, workflows, "
-        "inference, swarm, federated, secure, sim, all",
+        "inference, policy, swarm, federated, secure, sim, all",
     )
     parser.add_argument("rest", metavar="OPTION", nargs=argparse.REMAINDER, help="options of that benchmark")
 

@@ -347,6 +347,8 @@ def _rows(entry: LogEntry) -> Iterator[list[Cell]]:
         yield [*start, f"? {_short(entry.type)}", fields]
         refused = entry.refused
         yield ["", "", "", ("  accepted", GOOD)] if refused is None else ["", "", "", ("  refused", BAD), refused]
+        if isinstance(entry.policy, str):
+            yield ["", "", "", "  policy", entry.policy]
     elif entry.kind == "event":
         yield [*start, _short(entry.type), fields]
     else:

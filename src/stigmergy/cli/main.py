@@ -41,7 +41,7 @@ from stigmergy.cli import (
 from stigmergy.cli.api import profile, proto, serve, token, trace, view, workflows
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
-from stigmergy.cli.stores import blob, model, restore
+from stigmergy.cli.stores import blob, model, policy, restore
 
 GROUPS = (
     new,
@@ -69,6 +69,7 @@ GROUPS = (
     doctor,
     keys,
     model,
+    policy,
     sim,
     compile,
     proto,

@@ -150,6 +150,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         blobs=arguments.blobs,
         models=arguments.models,
         model_keys=tuple(arguments.model_key),
+        policy=arguments.policy,
+        policy_keys=tuple(arguments.policy_key),
         take_over=arguments.take_over,
     )
     running = Running(

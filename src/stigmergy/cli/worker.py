@@ -87,6 +87,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         peers=tuple(arguments.peer),
         models=arguments.models,
         model_keys=tuple(arguments.model_key),
+        policy=arguments.policy,
+        policy_keys=tuple(arguments.policy_key),
     )
     report = WorkerReport(fleet, output, metrics_of(arguments, config, None, fleet))
     worker = NatsWorker(

@@ -16,14 +16,14 @@ from stigmergy.base.trust import Signer, Verifier
 from stigmergy.bus.port import Bus
 from stigmergy.cluster.records import WorkerRecord
 from stigmergy.cluster.standby import ClaimedShard
-from stigmergy.control.live import Live, RunningModels
+from stigmergy.control.live import Live, RunningModels, RunningPolicy
 from stigmergy.journal.port import Guard, ShardLog
 from stigmergy.network.bus_link import BusLink
 from stigmergy.network.peers import PeerProcesses
 from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.device_tasks import Devices
-from stigmergy.node.host import Connections, Host, connections_of
+from stigmergy.node.host import Connected, Connections, Host, connections_of
 from stigmergy.node.settings import Settings
 from stigmergy.node.tells import AskModels
 from stigmergy.shard.inputs import EnrollSigner
@@ -45,6 +45,10 @@ class ShardControlServer(Protocol):
         ...
 
 
+class ConnectedPolicy(RunningPolicy, Connected, Protocol):
+    """The policy of a worker, as its hosts see it."""
+
+
 class ShardServices:
     """The surroundings of one host."""
 
@@ -61,10 +65,12 @@ class ShardServices:
         references: ReferenceTeller | None = None,
         models: RunningModels | None = None,
         asks: AskModels | None = None,
+        policy: ConnectedPolicy | None = None,
     ) -> None:
-        """`models` are those of the worker, which `asks` asks for this host."""
+        """`models` and `policy` are those of the worker; `asks` asks the models for this host."""
         self.models = models
         self._asks = asks
+        self.policy = policy
         self.peers = peers
         self.devices = devices
         self.link = link
@@ -80,7 +86,7 @@ class ShardServices:
     @property
     def connections(self) -> Connections:
         """What the host calls of them."""
-        found = connections_of(self.peers, self.link, self.replication)
+        found = connections_of(self.peers, self.link, self.replication, self.policy)
         return structs.replace(found, blobs=self._blobs, models=self._asks)
 
     async def start(self, live: Live) -> None:
@@ -238,6 +244,7 @@ class OwnedShard:
             replication=services.replication,
             references=services.references,
             models=services.models,
+            policy=services.policy,
         )
         await self.services.start(self.live)
         asyncio.ensure_future(self.host.wait_failure()).add_done_callback(lambda _: over())

@@ -55,6 +55,7 @@ from stigmergy.shard.inputs import (
     RevokeSigner,
     Verdict,
 )
+from stigmergy.shard.judging import Sender
 from stigmergy.shard.memory import DeadLetter
 from stigmergy.shard.shard import Shard
 from stigmergy.shard.tracing import TraceContext, read_context
@@ -63,6 +64,8 @@ from stigmergy.views.query import V, ViewQuery
 from stigmergy.views.service import ViewService
 
 BY_CHARS_MAX = 200
+PROGRAM = Sender(how="program")
+"""The program that embeds a fleet, for a policy."""
 ELSEWHERE_S = 30.0
 """How long the answer of an agent on another node is waited for, unless a call says otherwise."""
 LETTER_ID = re.compile(r"(\d{1,4})\.\d+\.\d+", re.ASCII)
@@ -106,6 +109,14 @@ class RunningModels(Protocol):
     def troubles(self) -> list[Trouble]: ...
 
 
+class RunningPolicy(Protocol):
+    """The policy of a node, as far as status and metrics go."""
+
+    def counters(self) -> dict[str, int]: ...
+
+    def troubles(self) -> list[Trouble]: ...
+
+
 class Live:
     """The handle of a running fleet."""
 
@@ -123,6 +134,7 @@ class Live:
         views: ViewService | None = None,
         references: ReferenceTeller | None = None,
         models: RunningModels | None = None,
+        policy: RunningPolicy | None = None,
     ) -> None:
         self._host = host
         self._devices = devices
@@ -144,6 +156,8 @@ class Live:
         """Tells the store of blobs what the log refers to; None where nobody does."""
         self.models = models
         """The models that its agents ask; None where they ask none."""
+        self.policy = policy
+        """What is asked before its agents decide; None where nobody is."""
 
     @property
     def host(self) -> Host:
@@ -159,6 +173,7 @@ class Live:
         client: str = "",
         within_s: float | None = None,
         trace: TraceContext | None = None,
+        sender: Sender = PROGRAM,
     ) -> Verdict:
         """Sends a command and waits for its durable answer. With the same `command_id` it is done at most once.
 
@@ -166,7 +181,7 @@ class Live:
         an agent that another node runs is kept here and sent on until it is answered or expires. Its answer is waited
         for `within_s` seconds, 30 without it; then NoAnswer is raised, with the id: send it again with that to learn
         what became of it. `trace` is the trace that it belongs to, if it is not the program's current OpenTelemetry
-        span.
+        span. `sender` is who sends it, for a policy.
         """
         address = self._own(address)
         if command_id is None:
@@ -174,7 +189,7 @@ class Live:
         if within_s is None and self._host.intake.is_elsewhere(address, command_id):
             within_s = ELSEWHERE_S
         trace = trace or read_context(*active_context())
-        answer = self._host.intake.ask(address, command, command_id, client=client, trace=trace)
+        answer = self._host.intake.ask(address, command, command_id, client=client, trace=trace, sender=sender)
         try:
             async with asyncio.timeout(within_s):
                 return await answer
@@ -227,13 +242,13 @@ class Live:
         else:
             await self._host.intake.deliver(envelope)
 
-    async def enroll(self, kind: str | type[Agent], names: Sequence[str]) -> Roster:
+    async def enroll(self, kind: str | type[Agent], names: Sequence[str], *, sender: Sender = PROGRAM) -> Roster:
         """Gives compiled agents their numbers, durably, and returns what a producer needs to make records for them.
 
         Agents that have a number keep it. It does not have to be called: an agent is enrolled with its first input; but
         who sends batches must know the numbers.
         """
-        return await self._host.columns.enroll(_kind_name(kind), names)
+        return await self._host.columns.enroll(_kind_name(kind), names, sender)
 
     def roster(self, kind: str | type[Agent]) -> Roster:
         """How records for this compiled kind are made at present; without the places of any agents."""
@@ -355,7 +370,7 @@ class Live:
         self._host.intake.check_open()
         key = _key(algorithm, public_key)
         check_enrolment(self._host.shards.signers.state.signers, self._host.verifier, key)
-        self._put(self._host.shards.signers.state.shard, EnrollSigner(*key))
+        self._put(self._host.shards.signers.state.shard, EnrollSigner(*key, PROGRAM))
 
     def revoke_signer(self, algorithm: int, public_key: bytes, last_position: int) -> None:
         """A key's signatures count up to this position and no further. Raises WrongKey, also for our own."""
@@ -395,7 +410,7 @@ class Live:
             for name, value in structs.asdict(counted).items():
                 counters[name] = counters.get(name, 0) + value
         parts = [self.link, self.replication, self.peers, self.feedings, self.views, self._host.spans]
-        services = [part for part in (*parts, self._host.spans) if part is not None]
+        services = [part for part in (*parts, self._host.spans, self.policy) if part is not None]
         for service in (*(() if self._devices is None else (self._devices,)), *services):
             counters |= service.counters()
         return NodeStatus(
@@ -424,7 +439,7 @@ class Live:
     def troubles(self) -> list[Trouble]:
         """What does not work at present, in sentences that say what to do. Costs little: ask as often as you like."""
         parts = [self.link, self.replication, self.peers, self.feedings, self.views, self._devices, self.models]
-        services = [part for part in parts if part is not None]
+        services = [part for part in (*parts, self.policy) if part is not None]
         return [
             *coded("copies-behind", (copy.trouble for copy in self.copies())),
             *self._host.housekeeper.troubles,

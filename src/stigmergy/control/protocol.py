@@ -74,8 +74,8 @@ class SendRequest(TracedRequest[replies.SendReply], tag="send"):
     texts: dict[str, str] = {}
     command_id: str | None = None
     wait_s: float | None = None
-    """For an agent that another node runs: how long to wait for its answer; then the reply says `pending`. Without it
-    the node waits 10 s, and then refuses with NoAnswer."""
+    """For an agent on another node: how long to wait; then the reply says `pending`. None: 10 s, then NoAnswer."""
+    caller: str = ""  # through an API: `http` or `grpc`, a space, and the name of the token; for a policy
 
 
 class ObserveRequest(TracedRequest[replies.ObserveReply], tag="observe"):

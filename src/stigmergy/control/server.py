@@ -66,6 +66,7 @@ from stigmergy.network.forwarder import CommandOnItsWay
 from stigmergy.node.column_roster import DescribedRoster, Roster, check_enrolled_names, described_roster
 from stigmergy.node.profiling import Profiler, check_length
 from stigmergy.shard.inputs import Accepted, EnrollSigner, LetterDropped, LetterRetried, ResumeAgent, RevokeSigner
+from stigmergy.shard.judging import Sender
 from stigmergy.shard.memory import Remembered
 from stigmergy.shard.tracing import read_context
 from stigmergy.traces.search import find_spans
@@ -207,7 +208,7 @@ class ControlService:
                 return self._roster(self._live.roster(request.kind))
             case protocol.EnrollAgentsRequest():
                 check_enrolled_names(request.names)
-                return self._roster(await self._live.enroll(request.kind, request.names))
+                return self._roster(await self._live.enroll(request.kind, request.names, sender=self._sender()))
             case protocol.RetryRequest() | protocol.DropRequest():
                 return await self._take_letter(request)
             case protocol.ResumeRequest():
@@ -246,11 +247,16 @@ class ControlService:
         within_s = None
         if elsewhere:
             within_s = ELSEWHERE_S if request.wait_s is None else min(max(request.wait_s, WAIT_S_MIN), WAIT_S_MAX)
-        ask = (request.agent, command)
         try:
-            trace = read_context(request.traceparent, request.tracestate)
-            command_id = request.command_id
-            verdict = await self._live.send(*ask, command_id=command_id, client=CLIENT, within_s=within_s, trace=trace)
+            verdict = await self._live.send(
+                request.agent,
+                command,
+                command_id=request.command_id,
+                client=CLIENT,
+                within_s=within_s,
+                trace=read_context(request.traceparent, request.tracestate),
+                sender=self._sender(request.caller),
+            )
         except NoAnswer as error:
             if request.wait_s is None:
                 raise
@@ -258,6 +264,11 @@ class ControlService:
         if isinstance(verdict, Accepted):
             return replies.SendReply(accepted=True, position=verdict.position, reason=None, after=verdict.after)
         return replies.SendReply(accepted=False, position=None, reason=verdict.reason)
+
+    def _sender(self, caller: str = "") -> Sender:
+        """Who asks, for a policy. Whoever may open our socket is believed: it is the same user, or an API of ours."""
+        how, _, token = caller.partition(" ")
+        return Sender(how=how or ("cluster" if self._node.owner else "socket"), token=token)
 
     def _is_only(self) -> bool:
         """Whether no other node has a log of this fleet. Each shard of a fleet on workers has one log, wherever it is
@@ -463,7 +474,7 @@ class ControlService:
         key = _key(request.public_key, request.algorithm)
         state = self._host.shards.signers.state
         check_enrolment(state.signers, self._verifier, key)
-        await self._host.intake.take(state.shard, EnrollSigner(*key))
+        await self._host.intake.take(state.shard, EnrollSigner(*key, self._sender()))
         return replies.EnrolReply(key[1].hex())
 
     async def _revoke(self, request: protocol.RevokeRequest) -> replies.RevokeReply:

@@ -269,6 +269,8 @@ DROPPED = {
     "publish_shed": "publish_shed",
     "unpublishable": "unpublishable",
     "raw_withheld": "raw",
+    "policy_denied": "policy_denied",
+    "policy_failed": "policy_failed",
     "bus_refused": "bus_refused",
     "bus_shed": "bus_shed",
     "bus_gaps": "bus_gap",

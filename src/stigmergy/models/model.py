@@ -205,7 +205,7 @@ class ModelSource(Struct, frozen=True, omit_defaults=True):
     arm: str = ""
     """In a rollout: "stable" or "canary"."""
     policy: str = ""
-    """The verdict of the policy that the answer was checked by; empty while there is none."""
+    """The policy that has let the bundle in: name, version, start of its digest; empty where nobody was asked."""
     shadow_version: str = ""
     """In a rollout: the version in the shadow. What it answers is counted, and not kept: it may come later."""
     shadow_agrees: bool | None = None

@@ -152,6 +152,8 @@ class LoadedVersion(Struct, frozen=True):
     """Where among its outputs those are that the model's class names."""
     outputs_count: int
     explain: Explain | None = None
+    policy: str = ""
+    """The policy that has let it in, with version and digest; empty where nobody was asked."""
 
 
 _NO_CHOICE = Choice("")
@@ -513,6 +515,7 @@ class ModelService:
             fallback=fallback,
             arm=choice.arm,
             shadow_version=choice.beside,
+            policy="" if unit is None else unit.policy,
             explanation=explanation,
             revision=choice.revision,
             asked_by=question.agent if choice.revision else "",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from blake3 import blake3
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from stigmergy.base.clock import Clock, Threads
 from stigmergy.base.errors import ModelRefused, StigmergyError
@@ -54,6 +54,8 @@ EXPLAINED_COLUMNS_MAX = 64
 """A model with more inputs is not explained on the way: each takes a run."""
 HUNG_PAUSE_S_MAX = 600.0
 log = Log("models")
+CheckBundle = Callable[[Bundle], str]
+"""Asks a policy whether a bundle may answer, on the event loop; returns which one says so. Raises ModelRefused."""
 
 
 class ModelPlace(Protocol):
@@ -175,13 +177,16 @@ class Supply:
         threads: Threads,
         clock: Clock,
         service: ModelService,
+        check: CheckBundle | None = None,
     ) -> None:
+        """`check` is the policy, if the node has one."""
         self._place = place
         self._keys = keys
         self._verifier = verifier
         self._threads = threads
         self._clock = clock
         self._service = service
+        self._check = check
         self._settings = service.settings
         self._versions: dict[str, dict[str, _Found]] = {name: {} for name in service.models}
         self._task: asyncio.Task[None] | None = None
@@ -236,6 +241,13 @@ class Supply:
     def wake(self) -> None:
         """Looks again soon: other versions may be wanted."""
         self._woken.set()
+
+    def check_again(self) -> None:
+        """Looks again soon, at all bundles: another policy is in force."""
+        for versions in self._versions.values():
+            for one in versions.values():
+                one.loaded_stamp = one.refused_stamp = ""
+        self.wake()
 
     async def _watch(self) -> None:
         while True:
@@ -302,7 +314,8 @@ class Supply:
         try:
             async with asyncio.timeout(LOAD_S_MAX):
                 data = await self._place.read(one.file)
-                unit, memory_bytes = await self._unit_on_thread(name, cls, version, data)
+                unit, memory_bytes, bundle = await self._unit_on_thread(name, cls, version, data)
+            unit = self._let_in(unit, bundle, one)
             others = sum(other.memory_bytes for found in self._versions.values() for other in found.values())
             others -= one.memory_bytes
             if others + memory_bytes > self._settings.memory_bytes_max:
@@ -326,9 +339,20 @@ class Supply:
         one.refused_stamp, one.why = stamp, why
         log.say("model-refused", f"{one.file}: {why}")
 
+    def _let_in(self, unit: LoadedVersion, bundle: Bundle, one: _Found) -> LoadedVersion:
+        """Asks the policy. Raises ModelRefused, and then also what was loaded of this version answers no more."""
+        if self._check is None:
+            return unit
+        try:
+            return structs.replace(unit, policy=self._check(bundle))
+        except ModelRefused:
+            unit.loaded.close()
+            self._drop(one)
+            raise
+
     async def _unit_on_thread(
         self, name: str, cls: type[Model], version: str, data: bytes
-    ) -> tuple[LoadedVersion, int]:
+    ) -> tuple[LoadedVersion, int, Bundle]:
         loading = asyncio.ensure_future(self._threads.run(lambda: self._unit(name, cls, version, data)))
         over = self._loading = asyncio.Event()
 
@@ -341,7 +365,7 @@ class Supply:
         await over.wait()
         return loading.result()
 
-    def _unit(self, name: str, cls: type[Model], version: str, data: bytes) -> tuple[LoadedVersion, int]:
+    def _unit(self, name: str, cls: type[Model], version: str, data: bytes) -> tuple[LoadedVersion, int, Bundle]:
         """Reads, verifies, loads and tries a bundle; on a thread. Raises ModelRefused."""
         bundle = read_bundle(data, self._keys, self._verifier, name=name)
         manifest = bundle.manifest
@@ -364,7 +388,7 @@ class Supply:
         unit = LoadedVersion(
             name, version, bundle.digest, loaded, manifest.row_bytes, columns, outputs_count, explained
         )
-        return unit, loaded.memory_bytes
+        return unit, loaded.memory_bytes, bundle
 
     def _lost(self, unit: LoadedVersion) -> None:
         """A version hangs. It is loaded anew after a pause, which doubles."""

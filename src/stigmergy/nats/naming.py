@@ -118,6 +118,11 @@ def models_bucket(fleet: str) -> str:
     return f"stig-models-{token(fleet)}"
 
 
+def policy_bucket(fleet: str) -> str:
+    """Holds the versions of a fleet's policy."""
+    return f"stig-policy-{token(fleet)}"
+
+
 def cluster_bucket(fleet: str) -> str:
     """Holds a fleet's workers and the owner of each shard."""
     return f"stig-cluster-{token(fleet)}"

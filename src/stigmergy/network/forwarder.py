@@ -45,6 +45,7 @@ from stigmergy.node.host import Host
 from stigmergy.node.intake import AwaitedTicket
 from stigmergy.shard.forwarding import FORWARD, LATE, Forwarded, read_forwarded
 from stigmergy.shard.inputs import CommandAnswered, Refused, Travel, Verdict
+from stigmergy.shard.judging import Sender
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.tracing import TraceContext, read_context, write_parent, write_state
 
@@ -505,7 +506,9 @@ class Forwarder:
             # Refused in the log, under its id: a copy that comes later must not be done.
             reason = printable(self._host.assignment.refusal(agent), REASON_CHARS_MAX)
             travel = structs.replace(travel, refused=reason)
-        return intake.ask(agent, command, command_id, source, client, travel, ticket, trace)
+        how = "bus" if travel.came_by == BUS else "link"
+        sender = Sender(how=how, node=travel.origin, source=client)
+        return intake.ask(agent, command, command_id, source, client, travel, ticket, trace, sender)
 
     async def _reply(
         self,

@@ -144,7 +144,7 @@ class TellReceiver:
         self._counters.neighbour_tells_in += len(batch.items)
         traces = read_traces(batch.traces, len(batch.items), self._host.clock.wall_ns())
         source, sequence = shard_sink(batch.source), batch.sequence
-        delivery = Delivery(source, batch.items, sequence, epoch=batch.epoch, traces=traces)
+        delivery = Delivery(source, batch.items, sequence, epoch=batch.epoch, traces=traces, sender=None)
         ticket = _Ticket(self, batch)
         self._host.intake.put_queued(Queued(batch.target, delivery, (ticket,), len(batch.items)))
 

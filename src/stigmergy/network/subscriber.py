@@ -70,6 +70,7 @@ from stigmergy.node.ingress import bus_source
 from stigmergy.node.intake import Stream
 from stigmergy.node.settings import BusSettings
 from stigmergy.shard.inputs import Refused, Verdict
+from stigmergy.shard.judging import Sender
 
 SEEN_COUNT_MAX = 10_000
 """Ids of messages without numbers that are remembered."""
@@ -426,7 +427,9 @@ class Subscriber:
         source, client = bus_source(message.topic), bus_source(event.source)
         if self._assignment.runs(address):
             trace = trace_of(event)
-            verdict = await self._host.intake.ask(address, body, event.id, source, client, travel, trace=trace)
+            sender = Sender(how="bus", node=travel.origin, source=event.source)
+            ask = self._host.intake.ask(address, body, event.id, source, client, travel, trace=trace, sender=sender)
+            verdict = await ask
             await self._teller.answer(address, event.id, verdict)
             return
         teller, travel = self._teller, structs.replace(travel, came_by=BUS)
@@ -575,7 +578,8 @@ class Subscriber:
             asked_as = command_id or self._fresh_id()
             self.counters.bus_commands += 1
             source = bus_source(message.topic)
-            verdict = await self._host.intake.ask(to, command, asked_as, source=source, client=source)
+            sender = Sender(how="bus", source=message.topic)
+            verdict = await self._host.intake.ask(to, command, asked_as, source, source, sender=sender)
             refused = verdict.reason if isinstance(verdict, Refused) else None
             answer = write_device_answer(spec, places, command_id, refused)
             if answer is not None:

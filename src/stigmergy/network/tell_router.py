@@ -56,6 +56,7 @@ from stigmergy.node.intake import AwaitedTicket, Stream
 from stigmergy.node.settings import REFUSE, TellSettings
 from stigmergy.shard.dispatch import decode
 from stigmergy.shard.inputs import ELSEWHERE, EffectsSettled, TellGivenUp
+from stigmergy.shard.judging import Sender
 from stigmergy.shard.outbox import PassedTell, Pending, read_passed, read_told
 from stigmergy.shard.tracing import read_traces
 
@@ -546,6 +547,7 @@ class TellRouter:
                 passes=frame.first > consumed + 1,
                 passed_on=passed_on,
                 traces=read_traces(frame.traces, len(bodies), self._clock.wall_ns()),
+                sender=self._sender_of(frame),
             )
             self._accept(key, max(consumed, last))
             self.counters.tells_taken += len(taken) - min(skipped, len(taken))
@@ -560,6 +562,12 @@ class TellRouter:
             self._accepted.pop(key, None)
             raise
         return said(durable=last, consumed=marks.consumed(*key), refused=refused)
+
+    def _sender_of(self, frame: TellFrame) -> Sender | None:
+        """Who tells, if it is another fleet: a policy is asked about that."""
+        if frame.fleet == self._topics.fleet:
+            return None
+        return Sender(how="tell", node=f"{frame.site}/{frame.node}", fleet=frame.fleet)
 
     def _accept(self, key: tuple[str, int], last: int) -> None:
         self._accepted.pop(key, None)

@@ -24,6 +24,7 @@ from stigmergy.shard.batches import ColumnBatch, open_batch
 from stigmergy.shard.draft import Ready
 from stigmergy.shard.gaps import Accept, GapCounters
 from stigmergy.shard.inputs import ColumnDelivery, EnrollAgents, SequencesSkipped
+from stigmergy.shard.judging import OUTSIDE, Sender
 from stigmergy.shard.shard import Shards
 from stigmergy.shard.state import ShardState
 
@@ -97,7 +98,7 @@ class ColumnIntake:
                 "send whole ones, and as many as the header says"
             )
 
-    async def enroll(self, kind: str, names: Sequence[str]) -> Roster:
+    async def enroll(self, kind: str, names: Sequence[str], sender: Sender = OUTSIDE) -> Roster:
         """Gives agents their numbers, durably; those that have one keep it. Returns where each of them is."""
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise Malformed(f"enroll({kind!r}, {names!r:.60}): give a list of names, also for one alone")
@@ -111,7 +112,7 @@ class ColumnIntake:
                 by_shard.setdefault(self._intake.home_of(f"{kind}/{name}"), []).append(name)
         for shard, here in by_shard.items():
             for part in _parts(here):
-                await self._intake.take(shard, EnrollAgents(kind, part))
+                await self._intake.take(shard, EnrollAgents(kind, part, sender))
         places: list[Place] = []
         for start in range(0, len(names), GIVE_WAY_NAMES):
             if start:

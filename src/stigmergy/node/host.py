@@ -53,6 +53,7 @@ from stigmergy.shard.commit import Commit
 from stigmergy.shard.draft import Stepped
 from stigmergy.shard.forwarding import FORWARD
 from stigmergy.shard.inputs import ColumnDelivery, CommitDurable, Delivery, EnrollSigner, Input, SequencesSkipped
+from stigmergy.shard.judging import Judge
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.shard import Shard, Shards
 from stigmergy.shard.state import ShardState, addresses_of
@@ -97,6 +98,8 @@ class Connections(Struct, frozen=True):
     """What retention has to respect: holds, and an archive."""
     blobs: Blobs | None = None
     """Where large payloads are: for sensors, actuators and workers, as `fleet.blobs`."""
+    judge: Judge | None = None
+    """Asked before agents decide what somebody else wants; without one nobody is."""
 
 
 class Connected(Protocol):
@@ -222,6 +225,7 @@ class Host:
         for shard in self.shards:
             shard.trace_failures(self.intake.tracer.traces_failures)
             shard.report_failures(failures.input_failed)
+            shard.judge_by(self._connections.judge)
         if self.settings.metrics.record:
             self.measures = self.housekeeper.measures = self.committer.measures = HostMeasures(self._name_of)
             self.effector.measures = self.measures
@@ -275,8 +279,8 @@ class Host:
         }
         monotonic_ns, now_ns = self.clock.monotonic_ns(), self._now_ns()
         if at_rest := [address for shard in self.shards for address in shard.state.at_rest]:
-            what = "agents of this journal that the configuration does not name are at rest"
-            log.say("agents-at-rest", f"{what}, {len(at_rest)} in all: {shown(at_rest)}{self.tells.said_at_rest()}")
+            what = f"agents of this journal that the configuration does not name are at rest, {len(at_rest)} in all"
+            log.say("agents-at-rest", f"{what}: {shown(at_rest)}{self.tells.said_at_rest()}")
         for shard in self.shards:
             for timer in shard.state.timers.all():
                 if timer.agent not in shard.state.at_rest:
@@ -394,12 +398,8 @@ class Host:
     def _ended(self) -> Exception | None:
         """Why the host has ended; None if it goes on. It ends here if it may not act any more."""
         if self.failure is None and not self.may_act():
-            self.retire(
-                NotOwned(
-                    "this worker has lost its lease, and its shards go to others; what was under way may be kept: ask "
-                    "again, with the same command id"
-                )
-            )
+            lost = "this worker has lost its lease, and its shards go to others; what was under way may be kept"
+            self.retire(NotOwned(f"{lost}: ask again, with the same command id"))
         return self.failure
 
     def _give_up(self, error: BaseException) -> None:
@@ -460,8 +460,7 @@ class Host:
         effects = 0
         for shard in self.shards:
             number = shard.state.shard
-            alone = len(self.shards) == 1
-            mine = queued_inputs if alone else [queued for queued in queued_inputs if queued.shard == number]
+            mine = [queued for queued in queued_inputs if queued.shard == number or len(self.shards) == 1]
             if mine:
                 effects -= shard.effects_count
                 try:
@@ -645,8 +644,7 @@ class Host:
         )
 
     def _lease_end_ns(self, agent: str, claimed: Claimed) -> int:
-        end_ns = None if self._claims is None else self._claims.lease_end_ns(agent, claimed)
-        return 0 if end_ns is None else end_ns
+        return 0 if self._claims is None else self._claims.lease_end_ns(agent, claimed) or 0
 
     def _is_elsewhere(self, address: str) -> bool:
         """Whether another node names an agent that is not here: what is told to it must not create a second one."""

@@ -39,6 +39,7 @@ from stigmergy.shard.inputs import (
     Travel,
     Verdict,
 )
+from stigmergy.shard.judging import OUTSIDE, Sender
 from stigmergy.shard.tracing import TraceContext, Traces
 
 SHOWN_CHARS_MAX = 200
@@ -173,7 +174,8 @@ class Intake:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         items = [(address, body)]
         traces = self.tracer.of_items(trace, source, sequence, items)
-        delivery = Delivery(source, items, sequence, incarnation, epoch, traces=traces)
+        sender = Sender(how="bus", source=source)
+        delivery = Delivery(source, items, sequence, incarnation, epoch, traces=traces, sender=sender)
         size_bytes = len(body) + 4 * len(address) + OVERHEAD_BYTES
         self._mailbox.put_telemetry(Queued(shard, delivery, (AwaitedTicket(future),), 1, size_bytes), policy)
         self._wake()
@@ -190,10 +192,11 @@ class Intake:
         passes: bool,
         passed_on: bool = False,
         traces: Traces = (),
+        sender: Sender | None = None,
     ) -> None:
         """Takes tells of a shard of another node, whose order the caller has kept. With `passes`, their sender gave up
         what lies between them and those before. With `passed_on`, they are for an agent of a third node, and the bodies
-        are those of `PassedTell`. Raises Overloaded, with nothing of them taken."""
+        are those of `PassedTell`. A `sender` is of another fleet. Raises Overloaded, with nothing of them taken."""
         self.check_open()
         shard = self.home_of(address, anywhere=passed_on)
         address = remote_sink(address) if passed_on else address
@@ -202,7 +205,7 @@ class Intake:
             passed = SequencesSkipped(source, incarnation, epoch, sequence - 1, "")
             self._mailbox.put_note(Queued(shard=shard, input=passed, items=0), BLOCK)
         items = [("" if body is ELSEWHERE else address, body) for body in bodies]
-        delivery = Delivery(source, items, sequence, incarnation, epoch, traces=traces)
+        delivery = Delivery(source, items, sequence, incarnation, epoch, traces=traces, sender=sender)
         size_bytes = sum(map(len, bodies)) + len(bodies) * (4 * len(address) + OVERHEAD_BYTES)
         self._mailbox.put_telemetry(Queued(shard, delivery, (ticket,), len(bodies), size_bytes), BLOCK)
         self._wake()
@@ -243,6 +246,7 @@ class Intake:
         travel: Travel = HERE,
         taken: Ticket | None = None,
         trace: TraceContext | None = None,
+        sender: Sender = OUTSIDE,
     ) -> asyncio.Future[Verdict]:
         """Takes a command of a client. The future holds the answer, once it is durable.
 
@@ -256,7 +260,7 @@ class Intake:
         if self.is_elsewhere(address, command_id) or travel.refused:
             travel = structs.replace(travel, elsewhere=True, keep_ns=self._keep_ns)
         trace = self.tracer.of_command(trace, address, body, command_id)
-        ask = Ask(address, command_id, body, source, client, travel, trace)
+        ask = Ask(address, command_id, body, source, client, travel, trace, sender)
         shard = self.home_of(address, anywhere=travel.elsewhere)
         self._mailbox.put_command(Queued(shard=shard, input=ask, tickets=() if taken is None else (taken,)))
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
@@ -388,6 +392,7 @@ class Intake:
                 # How much of it is for this shard is not known; all of it may be.
                 size_bytes=accepted.size_bytes if shards == 1 else 0,
                 traces=traces,
+                sender=Sender(how="envelope", source=envelope.source),
             )
             queued = Queued(shard, delivery, accepted.tickets, len(part), accepted.size_bytes // shards)
             self._mailbox.put_telemetry(queued, policy)

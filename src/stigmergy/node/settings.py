@@ -14,6 +14,7 @@ from stigmergy.audit.copy_format import CopySettings
 from stigmergy.base.errors import ConfigError
 from stigmergy.membership.settings import SwimSettings
 from stigmergy.models.service import ModelSettings
+from stigmergy.policy.service import PolicySettings
 from stigmergy.shard.state import Limits
 from stigmergy.store.blobs import BlobSettings
 
@@ -307,6 +308,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     copies: CopySettings = CopySettings()
     blobs: BlobSettings = BlobSettings()
     models: ModelSettings = ModelSettings()
+    policy: PolicySettings = PolicySettings()
     metrics: MetricsSettings = MetricsSettings()
     traces: TraceSettings = TraceSettings()
     raw_may_leave: tuple[str, ...] = ()

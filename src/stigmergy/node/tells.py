@@ -95,7 +95,7 @@ def queued_of(
     target = shard_of_sink(sink)
     items = told_items(pendings)
     first = pendings[0].sequence
-    delivery = Delivery(shard_sink(shard), items, sequence=first, epoch=epoch, traces=traces)
+    delivery = Delivery(shard_sink(shard), items, sequence=first, epoch=epoch, traces=traces, sender=None)
     # What a shard tells itself is settled in the very step that takes it.
     tickets: tuple[Ticket, ...] = () if target == shard else (Settles(put, shard, sink, first, first + len(items) - 1),)
     return Queued(target, delivery, tickets, len(items))

@@ -214,6 +214,7 @@ class Api:
         command_id = self._command_id(call)
         request = protocol.SendRequest(agent=address, command=message.__name__, fields=fields, command_id=command_id)
         request.traceparent, request.tracestate = _trace_of(call)
+        request.caller = call.caller.shown_as("http")
         try:
             reply = await self.asker.ask(request)
             if not reply.accepted:

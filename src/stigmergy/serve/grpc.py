@@ -149,13 +149,14 @@ class FleetService:
 
     async def _send(self, request: Any, context: Any) -> Any:
         plan = self._plan_at(request.agent)
-        self._admit(context, f"command:{plan.kind}")
+        caller = self._admit(context, f"command:{plan.kind}")
         name, fields = _message(request, "command", self._proto.commands)
         message = find_message(plan, Command, name)
         check_fields(fields, message)
         command_id = request.command_id or new_command_id(self._clock.wall_ns(), self._entropy.token(RANDOM_BYTES))
         asked = protocol.SendRequest(agent=request.agent, command=name, fields=fields, command_id=command_id)
         asked.traceparent, asked.tracestate = _trace_of(context)
+        asked.caller = caller.shown_as("grpc")
         try:
             reply = await self._asker.ask(asked)
             if not reply.accepted:

@@ -64,6 +64,10 @@ class Caller(Struct, frozen=True):
     scopes: tuple[str, ...]
     token: Token | None = None
 
+    def shown_as(self, how: str) -> str:
+        """How a node is told of it, for a policy."""
+        return how if self.token is None else f"{how} {self.token.name}"
+
     def may(self, scope: str) -> bool:
         """Whether it has this scope, such as `read` or `command:Drone`."""
         return scope in self.scopes or (scope.startswith("command:") and COMMAND_ALL in self.scopes)

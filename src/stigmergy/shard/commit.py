@@ -77,6 +77,18 @@ class Answer(Struct, array_like=True, frozen=True):
     time_ns: int
 
 
+class Ruled(Struct, array_like=True, frozen=True):
+    """What a policy said of one input of this commit, and which policy. `place` is the index of the answer to a command
+    or an enrolment, or -1 minus how many events were kept before what became of anything else."""
+
+    place: int
+    allowed: bool
+    policy: str = ""
+    version: int = 0
+    """0: there was no policy."""
+    digest: bytes = b""
+
+
 NO_CAUSE = -1
 """The cause of an effect whose event was transient, and so is not in the log."""
 COLUMN_CAUSES = -2
@@ -148,6 +160,8 @@ class Commit(Struct, array_like=True, frozen=True):
     """The inputs that it consumed and the effects that it settled that belong to traces."""
     instance: str = ""
     """Who made it, as spans name him; only where there are `traces`, and empty in a log of before it was kept."""
+    ruled: list[Ruled] = []
+    """What a policy was asked about, in order."""
 
     @property
     def events_count(self) -> int:

@@ -26,13 +26,12 @@ from stigmergy.agents.codec import (
     printable,
     tag_of,
 )
-from stigmergy.agents.effects import REMOTE_SINKS, TellFailed, WindowClosed
-from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message, spec_of
+from stigmergy.agents.effects import REMOTE_SINKS, WindowClosed
+from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.shared import check_groups
-from stigmergy.agents.steps import run_of
 from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed, OnFailed
-from stigmergy.base.errors import Malformed, NotAssigned, Overloaded, PeerError, TooLarge
+from stigmergy.base.errors import Malformed, Overloaded, PeerError, TooLarge
 from stigmergy.shard.column_dispatch import ColumnDispatcher
 from stigmergy.shard.commit import NO_CAUSE, Answer, column_cause
 from stigmergy.shard.decisions import decided_events
@@ -50,17 +49,18 @@ from stigmergy.shard.draft import (
     keep_silent,
     owe,
     pack_effects,
-    pack_tell,
     size_of,
     window_timers,
 )
 from stigmergy.shard.forwarding import forwarded
 from stigmergy.shard.forwarding import packed as packed_command
+from stigmergy.shard.gate import PolicyGate
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ELSEWHERE, Accepted, Ask, Asked, Refused
-from stigmergy.shard.memory import DeadLetter, Remembered
-from stigmergy.shard.outbox import Pending, read_passed, read_told
-from stigmergy.shard.state import ShardState, fact_in, fold_fact, letter_of
+from stigmergy.shard.judging import Sender
+from stigmergy.shard.memory import Remembered
+from stigmergy.shard.outbox import Pending, read_passed
+from stigmergy.shard.state import ShardState, fold_fact, letter_of
 from stigmergy.shard.trace_notes import TracedItems, trace_input
 from stigmergy.shard.tracing import TraceContext, Traces, new_trace
 
@@ -83,26 +83,36 @@ class InputDispatcher:
         self.counters = ShardCounters()
         self.columnar = ColumnDispatcher(state, homes, self)
         self.traces_failures = False
+        self.gate = PolicyGate(state)
         self.on_failed: OnFailed = lambda *_: None
         """Whether a refused or failed input that belongs to no trace begins one."""
 
     def take_items(
-        self, draft: Draft, items: list[tuple[str, bytes]], source: str, now_ns: int, traces: Traces = ()
+        self,
+        draft: Draft,
+        items: list[tuple[str, bytes]],
+        source: str,
+        now_ns: int,
+        traces: Traces = (),
+        sender: Sender | None = None,
     ) -> int:
         """Takes messages of one source in order, some of which may belong to traces; returns how many, fewer than given
         only when the draft is full. The caller has counted the items' own bytes."""
+        take_each = self._take_foreign if self.gate.judges_all_of(sender) else self._take_each
         if traces:
             traced = TracedItems(self._state, draft, items, traces, now_ns)
-            self._take_each(draft, chain.from_iterable(traced.pieces()), source, now_ns)
+            take_each(draft, chain.from_iterable(traced.pieces()), source, now_ns, sender)
             taken = traced.end()
         else:
             remaining = iter(items)
-            self._take_each(draft, remaining, source, now_ns)
+            take_each(draft, remaining, source, now_ns, sender)
             taken = len(items) - length_hint(remaining)
         self.counters.inputs += taken
         return taken
 
-    def _take_each(self, draft: Draft, items: Iterator[tuple[str, bytes]], source: str, now_ns: int) -> None:
+    def _take_each(
+        self, draft: Draft, items: Iterator[tuple[str, bytes]], source: str, now_ns: int, sender: Sender | None
+    ) -> None:
         """Takes messages until the draft is full. This loop is where a fleet spends its time: a plain observed event
         (no `decide`, no window) is handled right here, one that its agent decides about by `_decide`, and everything
         else by `take`, with all its cases."""
@@ -124,7 +134,7 @@ class InputDispatcher:
             if agent is None or unsound or (stopped and address in stopped) or (at_rest and address in at_rest):
                 if body is ELSEWHERE:
                     continue
-                self.take(draft, address, body, source, now_ns)
+                self.take(draft, address, body, source, now_ns, sender)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
                 continue
@@ -143,7 +153,7 @@ class InputDispatcher:
                 if plan is not None and plan.considered and len(body) <= MESSAGE_BYTES_MAX:
                     self._decide(draft, address, agent_plan, message, body, source, now_ns)
                 else:
-                    self.take(draft, address, body, source, now_ns)
+                    self.take(draft, address, body, source, now_ns, sender)
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
                 continue
@@ -181,19 +191,31 @@ class InputDispatcher:
                 if draft.size_bytes > DRAFT_BYTES_MAX:
                     break
 
-    def take(self, draft: Draft, address: str, body: bytes, source: str, now_ns: int) -> None:
-        """Takes one message, whatever it is, with every case."""
+    def _take_foreign(
+        self, draft: Draft, items: Iterator[tuple[str, bytes]], source: str, now_ns: int, sender: Sender | None
+    ) -> None:
+        """Takes messages of another fleet until the draft is full: a policy is asked about each."""
+        for address, body in items:
+            self.take(draft, address, body, source, now_ns, sender)
+            if draft.size_bytes > DRAFT_BYTES_MAX:
+                break
+
+    def take(
+        self, draft: Draft, address: str, body: bytes, source: str, now_ns: int, sender: Sender | None = None
+    ) -> None:
+        """Takes one message, whatever it is, with every case. Of a `sender`, a policy is asked about it."""
         if body is ELSEWHERE:
             return
         if address.startswith(REMOTE_SINKS):
-            self._pass_on(draft, address, body, source, now_ns)
+            self._pass_on(draft, address, body, source, now_ns, sender)
             return
         try:
             agent_plan, message = self._open(address, body)
             if isinstance(message, Command):
-                self.take_command(draft, address, body, "", now_ns)
+                self.take_command(draft, address, body, "", now_ns, sender=sender)
                 return
             self._admit(draft, address, agent_plan, now_ns)
+            self.gate.check_tell(draft, address, agent_plan, message, sender)
             record = self._record_of(address, agent_plan, message)
         except (PeerError, Overloaded) as error:
             self.fail(draft, address, body, source, error, now_ns)
@@ -228,22 +250,39 @@ class InputDispatcher:
         except Exception as error:
             self.fail(draft, address, body, source, error, now_ns, reached=True)
 
-    def _pass_on(self, draft: Draft, sink: str, body: bytes, source: str, now_ns: int) -> None:
+    def _pass_on(
+        self, draft: Draft, sink: str, body: bytes, source: str, now_ns: int, sender: Sender | None = None
+    ) -> None:
         """A tell of another node for an agent of a third one: it is owed again, and creates nobody."""
         try:
-            teller = read_passed(body).teller
+            passed = read_passed(body)
+            teller = passed.teller
         except UNDECODABLE as error:
             self.fail(draft, sink, body, source, error, now_ns)
             return
+        if self.gate.judges_all_of(sender):
+            try:
+                self.gate.check_tell(draft, passed.to, *self._opened(passed.to, passed.message), sender, here=False)
+            except PeerError as error:
+                self.fail(draft, passed.to, passed.message, source, error, now_ns)
+                return
         if not self._state.outbox.knows(sink) and self._state.outbox.remote_count >= REMOTE_ADDRESSES_MAX:
             sink = REMOTE_SINKS
         owe(self._state, draft, teller, (sink, body), NO_CAUSE, now_ns)
         draft.grow(teller, sink, bodies_bytes=len(body))
 
     def take_command(
-        self, draft: Draft, address: str, body: bytes, command_id: str, now_ns: int, client: str = ""
+        self,
+        draft: Draft,
+        address: str,
+        body: bytes,
+        command_id: str,
+        now_ns: int,
+        client: str = "",
+        sender: Sender | None = None,
     ) -> None:
-        """Takes a command and answers it, also when its handler fails. Without an id the answer is not remembered."""
+        """Takes a command and answers it, also when its handler fails. Without an id the answer is not remembered. Of a
+        `sender`, a policy is asked first, and its denial is the answer."""
         at = self._place(draft, address)
         reason: str | None = None
         asked = (address, command_id, body)
@@ -259,6 +298,12 @@ class InputDispatcher:
         except (PeerError, Overloaded) as error:
             self._answer(draft, asked, (client, digest), str(error), at, now_ns)
             return
+        ruling = self.gate.ruling("command", address, agent_plan, message, sender)
+        if ruling is not None:
+            draft.rule(ruling, answered=True)
+            if ruling.refused is not None:
+                self._answer(draft, asked, (client, digest), ruling.refused, at, now_ns)
+                return
         try:
             if record is None:
                 self._run(draft, address, agent_plan, message, body, now_ns)
@@ -283,6 +328,10 @@ class InputDispatcher:
         """Refuses a command before any handler sees it."""
         known = (client, self.digest_of(asked[0], asked[2]))
         self._answer(draft, asked, known, printable(reason, REASON_CHARS_MAX), self._place(draft, asked[0]), now_ns)
+
+    def refuse_enrolment(self, draft: Draft, address: str, reason: str, now_ns: int) -> None:
+        """Keeps that a policy does not let somebody enrol agents or a key, as an answer."""
+        self._answer(draft, (address, "", b""), ("", b""), reason, len(draft.events), now_ns, kept=False)
 
     def forward(self, draft: Draft, ask: Ask, client: str, now_ns: int) -> Pending | None:
         """Owes a command to the node that runs its agent; None if it is refused here."""
@@ -619,55 +668,3 @@ def decode(agent_plan: AgentPlan, body: bytes) -> Message:
         return agent_plan.decode(body)
     except UNDECODABLE as error:
         raise agent_plan.explain(body, error) from None
-
-
-TELL_FAILED = spec_of(TellFailed).name
-TOLD_SOURCES = "told/"
-"""The source of a dead letter that was a tell to another node: this, and who told it."""
-
-
-def give_up_tell(
-    state: ShardState, dispatcher: InputDispatcher, draft: Draft, pending: Pending, reason: str, now_ns: int
-) -> None:
-    """A tell to an agent that runs elsewhere becomes a dead letter here, from which it can be told again."""
-    told, teller = read_told(pending.body), pending.agent
-    dispatcher.fail(draft, told.to, told.message, f"{TOLD_SOURCES}{teller}", NotAssigned(reason), now_ns)
-    message = tag_of(told.message).partition("@")[0]
-    body = encode(TellFailed(to=told.to, message=message, reason=printable(reason, REASON_CHARS_MAX)))
-    is_here = teller.partition("/")[0] in state.plans and state.assignment.runs(teller)
-    if is_here and dispatcher.understands(teller, body):
-        dispatcher.take(draft, teller, body, pending.sink, now_ns)
-    elif teller and not is_here and message != TELL_FAILED:
-        # A tell that was only passed on here: its teller hears of it where it runs.
-        packed = pack_tell(state, dispatcher.homes, teller, body, now_ns)
-        owe(state, draft, "", packed, NO_CAUSE, now_ns)
-        draft.grow(bodies_bytes=size_of(packed))
-
-
-def retry(state: ShardState, dispatcher: InputDispatcher, draft: Draft, letter: DeadLetter, now_ns: int) -> None:
-    """Gives a dead letter to its agent again.
-
-    A fact on which a handler failed is already part of the agent's state. So it is not kept again: today's handler
-    decides again against today's state what follows from it; if nothing is decided, its effects are requested.
-    """
-    address = letter.agent
-    told, run = letter.source.startswith(TOLD_SOURCES), run_of(letter.input)
-    if told or run:
-        teller = letter.source.removeprefix(TOLD_SOURCES) if told else address
-        packed = pack_tell(state, dispatcher.homes, run or address, letter.input, now_ns)
-        owe(state, draft, teller, packed, NO_CAUSE, now_ns)
-        draft.grow(teller, bodies_bytes=size_of(packed))
-        return
-    agent = state.agents.get(address)
-    fact = None if agent is None else fact_in(letter, state.plan_of[type(agent)], agent)
-    if fact is None:
-        dispatcher.take(draft, address, letter.input, letter.source, now_ns)
-    elif address in state.at_rest or address in state.stopped:
-        why = f"{address} is stopped: {state.stopped.get(address)}; resume it, then retry this"
-        refusal = PeerError(state.assignment.refusal(address) if address in state.at_rest else why)
-        dispatcher.fail(draft, address, letter.input, letter.source, refusal, now_ns)
-    else:
-        decides = state.plan_at(address).plans[type(fact)].decide is not None
-        error = (dispatcher.follow_up if decides else dispatcher.react_again)(draft, address, fact, now_ns)
-        if error is not None:
-            dispatcher.fail(draft, address, letter.input, letter.source, error, now_ns, reached=True)

@@ -43,12 +43,14 @@ from stigmergy.shard.commit import (
     HashAlgorithm,
     MarkMoved,
     Owed,
+    Ruled,
     Sealed,
     Settled,
     SnapshotNote,
 )
 from stigmergy.shard.homes import Homes, is_remote_address
 from stigmergy.shard.inputs import ELSEWHERE, Asked, Input, Verdict
+from stigmergy.shard.judging import Ruling
 from stigmergy.shard.outbox import Block, Pending, TellBody, read_told
 from stigmergy.shard.state import ShardState, evolve_event
 from stigmergy.shard.timers import WINDOW_PREFIX, PendingTimer, TimerSet, read_timer, timer_body
@@ -95,6 +97,7 @@ class Draft:
         self.answers: list[Answer] = []
         self.clients: list[str] = []
         self.digests: list[bytes] = []
+        self.ruled: list[Ruled] = []
         """Who got each of them."""
         self.owed: list[Owed] = []
         self.marks: dict[tuple[str, int], MarkMoved] = {}
@@ -228,6 +231,12 @@ class Draft:
         self.size_bytes += size_bytes
         self.wait_ns = min(self.wait_ns, SECOND_NS)
 
+    def rule(self, ruling: Ruling, *, answered: bool) -> None:
+        """A policy was asked about the input that is taken now, which is `answered`, or leaves events."""
+        place = len(self.answers) if answered else -1 - len(self.events)
+        self.ruled.append(Ruled(place, ruling.refused is None, ruling.policy, ruling.version, ruling.digest))
+        self.grow(ruling.policy, bodies_bytes=len(ruling.digest))
+
     def settle(self, sink: str, sequences: list[int]) -> None:
         """Effects of this sink are over."""
         self.grow(sink, bodies_bytes=9 * len(sequences))
@@ -284,13 +293,14 @@ class Draft:
             EventRun(events=self._kept_between(starts[number], starts[number + 1]), time_ns=time_ns, source=source)
             for number, (_, time_ns, source) in enumerate(self._runs)
         ]
-        events, owed, answers, traces = self.events, self.owed, self.answers, self.traces
+        events, owed, answers, traces, ruled = self.events, self.owed, self.answers, self.traces, self.ruled
         if self._superseded:
             place = self._places()
             events = [event for event in events if event is not None]
             owed = [Owed(o.agent, o.sink, o.sequence, o.cause if o.cause < 0 else place[o.cause], o.body) for o in owed]
             answers = [a if a.at < 0 else structs.replace(a, at=place[a.at]) for a in answers]
             traces = [note.placed(place) if isinstance(note, TracedInput) else note for note in traces]
+            ruled = [r if r.place >= 0 else structs.replace(r, place=-1 - place[-1 - r.place]) for r in ruled]
         return Commit(
             format=COLUMNS_FORMAT if self.columns or self.confirmed else COMMIT_FORMAT,
             hash_algorithm=HashAlgorithm.BLAKE3_256,
@@ -313,6 +323,7 @@ class Draft:
             digests=self.digests if any(self.digests) else [],
             traces=traces,
             instance=state.instance if traces else "",
+            ruled=ruled,
         )
 
     def _kept_between(self, start: int, end: int) -> int:

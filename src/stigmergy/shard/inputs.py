@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, structs
 
 from stigmergy.shard.commit import SnapshotNote
+from stigmergy.shard.judging import OUTSIDE, Sender
 from stigmergy.shard.tracing import TraceContext, TracedCommit, Traces
 
 LOCAL = "local"
@@ -29,6 +30,9 @@ class Delivery(Struct, frozen=True):
     The shard trusts it, so a figure that is too low makes a commit too large, which stops the node."""
     traces: Traces = ()
     """Those of its items that belong to one."""
+    sender: Sender | None = OUTSIDE
+    """Who sent it: a policy is asked about the commands in it, and, of another fleet, about all of it. None for what
+    agents of this fleet tell each other."""
 
     @property
     def length(self) -> int:
@@ -111,6 +115,7 @@ class Ask(Struct, frozen=True):
     """Whose share of the remembered ids it takes; empty: the embedding program's."""
     travel: Travel = HERE
     trace: TraceContext | None = None
+    sender: Sender = OUTSIDE
 
 
 class CommandAnswered(Struct, frozen=True):
@@ -230,6 +235,8 @@ class EnrollSigner(Struct, frozen=True):
 
     algorithm: int
     public_key: bytes
+    sender: Sender | None = None
+    """Who wants that; None: the node itself, at its first start, and nobody is asked."""
 
 
 class RevokeSigner(Struct, frozen=True):
@@ -245,6 +252,7 @@ class EnrollAgents(Struct, frozen=True):
 
     kind: str
     names: list[str]
+    sender: Sender = OUTSIDE
 
 
 class ActionsConfirmed(Struct, frozen=True):

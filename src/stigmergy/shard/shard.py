@@ -46,9 +46,9 @@ from stigmergy.agents.supervision import (
     SignerEnrolled,
     SignerRevoked,
 )
-from stigmergy.base.errors import Bug, NotOwned, Overloaded, PeerError, StigmergyError
+from stigmergy.base.errors import Bug, NotOwned, Overloaded, PeerError, PolicyDenied, StigmergyError
 from stigmergy.shard.commit import COMMIT_BYTES_MAX, MarkMoved, Settled, seal
-from stigmergy.shard.dispatch import InputDispatcher, give_up_tell, retry
+from stigmergy.shard.dispatch import InputDispatcher
 from stigmergy.shard.draft import (
     ADDRESS_CHARS_MAX,
     COLUMNS_REST_BYTES,
@@ -58,7 +58,7 @@ from stigmergy.shard.draft import (
     Ready,
     Stepped,
 )
-from stigmergy.shard.facts import take_fact, take_merged, take_verdict
+from stigmergy.shard.facts import give_up_tell, retry, take_fact, take_merged, take_verdict
 from stigmergy.shard.forwarding import FORWARD, Forwarding, late, named, read_forwarded
 from stigmergy.shard.homes import Homes, Ownership
 from stigmergy.shard.inputs import (
@@ -93,6 +93,7 @@ from stigmergy.shard.inputs import (
     VerdictCame,
     traces_behind,
 )
+from stigmergy.shard.judging import Judge, PolicyQuestion, enrolment
 from stigmergy.shard.state import ShardReading, ShardState
 from stigmergy.shard.timers import WINDOW_PREFIX
 from stigmergy.shard.trace_notes import trace_input
@@ -133,6 +134,10 @@ class Shard:
     def report_failures(self, on_failed: OnFailed) -> None:
         """Says who is told of inputs that become dead letters, at once."""
         self._dispatcher.on_failed = on_failed
+
+    def judge_by(self, judge: Judge | None) -> None:
+        """Says who is asked before agents decide what somebody else wants."""
+        self._dispatcher.gate.judge = judge
 
     @property
     def counters(self) -> Any:
@@ -288,7 +293,7 @@ class Shard:
             return delivery if items is delivery.items else delivery.behind(len(delivery.items) - len(items))
         draft.begin_run(now_ns, delivery.source)
         traces = traces_behind(delivery.traces, len(delivery.items) - len(items))
-        taken = dispatcher.take_items(draft, fitting, delivery.source, now_ns, traces)
+        taken = dispatcher.take_items(draft, fitting, delivery.source, now_ns, traces, delivery.sender)
         if first:
             self._move_mark(delivery.source, delivery.incarnation, delivery.epoch, first + taken - 1)
             if delivery.source == self._own_sink:
@@ -339,11 +344,38 @@ class Shard:
 
     def _enroll(self, enroll: EnrollAgents, now_ns: int) -> None:
         self._draft.begin_run(now_ns, SHARD_ADDRESS)
+        fields = {"kind": enroll.kind, "names": enroll.names}
+        question = enrolment("EnrollAgents", fields, enroll.kind, enroll.sender)
         try:
+            self._check_enrolment(question, now_ns)
             self._dispatcher.columnar.enroll(self._draft, enroll.kind, enroll.names, now_ns)
         except (PeerError, Overloaded) as error:
             self._dispatcher.counters.count_untaken(error)
             self._untaken.append((enroll, error))
+
+    def _check_enrolment(self, question: PolicyQuestion, now_ns: int) -> None:
+        """Raises PolicyDenied, with the denial kept, unless the policy allows it."""
+        try:
+            self._dispatcher.gate.check_enrolment(self._draft, question)
+        except PolicyDenied as error:
+            self._dispatcher.refuse_enrolment(self._draft, question.address, str(error), now_ns)
+            raise
+
+    def _enroll_signer(self, enroll: EnrollSigner, now_ns: int) -> None:
+        state, draft = self.state, self._draft
+        draft.begin_run(now_ns, SHARD_ADDRESS)
+        if enroll.sender is not None:
+            fields = {"algorithm": enroll.algorithm, "public_key": enroll.public_key.hex()}
+            question = enrolment("EnrollSigner", fields, SHARD_ADDRESS, enroll.sender)
+            try:
+                self._check_enrolment(question, now_ns)
+            except PolicyDenied as error:
+                self._untaken.append((enroll, error))
+                return
+        enrolled = SignerEnrolled(
+            algorithm=enroll.algorithm, public_key=enroll.public_key, cites=state.digest, epoch=state.epoch
+        )
+        self._dispatcher.keep(draft, SHARD_ADDRESS, enrolled, now_ns)
 
     def _confirm(self, confirmed: ActionsConfirmed) -> None:
         """Nobody can have carried out what a later commit will owe."""
@@ -398,11 +430,7 @@ class Shard:
                 draft.grow(bodies_bytes=COMMIT_NOTE_BYTES)
                 draft.hurry(MARKS_WAIT_NS)
             case EnrollSigner():
-                draft.begin_run(now_ns, SHARD_ADDRESS)
-                enrolled = SignerEnrolled(
-                    algorithm=one.algorithm, public_key=one.public_key, cites=state.digest, epoch=state.epoch
-                )
-                dispatcher.keep(draft, SHARD_ADDRESS, enrolled, now_ns)
+                self._enroll_signer(one, now_ns)
             case RevokeSigner():
                 draft.begin_run(now_ns, SHARD_ADDRESS)
                 revoked = SignerRevoked(
@@ -483,7 +511,8 @@ class Shard:
             if pending is not None:
                 self._forwarding.add(agent, ask.command_id, pending.sequence)
         else:
-            self._dispatcher.take_command(self._draft, ask.agent, ask.command, ask.command_id, now_ns, client)
+            asked = (ask.agent, ask.command, ask.command_id, now_ns, client, ask.sender)
+            self._dispatcher.take_command(self._draft, *asked)
 
     def _ask_again(self, ask: Ask) -> None:
         """A command that is on its way: it is answered with the first one, if it is the same."""

@@ -46,10 +46,11 @@ class Temper(Struct):
     delay_s: float = 0.0
     fail: float = 0.0
     model_fail: float = 0.0
+    policy_fail: float = 0.0
 
     def calm(self) -> None:
         """Devices and models work from now on."""
-        self.fail = self.delay_s = self.model_fail = 0.0
+        self.fail = self.delay_s = self.model_fail = self.policy_fail = 0.0
 
 
 class DeviceOwner(Protocol):

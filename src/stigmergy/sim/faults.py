@@ -98,6 +98,9 @@ DEVICES = Fault("devices", "5 to 40 % of the orders fail at the device, others t
 MODEL_FAULTS = Fault(
     "models", "5 to 60 % of models' answers are late, fail or are NaN", _between(50, 600), True, needs="models"
 )
+POLICY_FAULTS = Fault(
+    "policy", "5 to 60 % of a policy's rulings are late, or its engine fails", _between(50, 600), True, needs="policy"
+)
 VERSIONS = Fault("versions", "a node is restarted with another version", _between(0, 1 << 30), needs="versions")
 LIAR = Fault("liar", "a replica lies: it signs two changes under one number", _nothing, True, needs="liar")
 
@@ -120,6 +123,7 @@ ALL: tuple[Fault, ...] = (
     DEVICES,
     VERSIONS,
     MODEL_FAULTS,
+    POLICY_FAULTS,
 )
 """Everything that a fleet must survive with all its promises. A liar is asked for by itself: what it has told
 two honest nodes stays different, so expectations of one's own about such an object do not hold then."""

@@ -35,6 +35,7 @@ from stigmergy.network.replication import Replication
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.host import Host
 from stigmergy.node.settings import Settings, Snapshots
+from stigmergy.policy.engine import LoadedPolicy
 from stigmergy.shard.commit import Group
 from stigmergy.shard.commit_reader import walk
 from stigmergy.shard.state import ShardReading
@@ -58,6 +59,7 @@ from stigmergy.sim.faults import (
     ONE_WAY,
     PARTITION,
     PAUSE,
+    POLICY_FAULTS,
     POWER,
     REORDERING,
     SLOW_DISK,
@@ -71,6 +73,7 @@ from stigmergy.sim.links import Links, SimBroker, SimBus, SimLedger
 from stigmergy.sim.models import Answers, SimModels, SimRecords, SimRollouts, check_answers
 from stigmergy.sim.network import Network
 from stigmergy.sim.node import WRITE_S, Machine, NodeService, draw_journal
+from stigmergy.sim.policy import SimPolicy
 from stigmergy.sim.run import Run
 from stigmergy.sim.timeline import Chronicle, TimelineEntry, shown
 from stigmergy.store.memory import MemoryStore
@@ -243,6 +246,8 @@ class FaultInjector:
             temper.delay_s = DEVICE_DELAY_S if on else 0.0
         elif fault == MODEL_FAULTS.name:
             machine.receiver.temper.model_fail = amount / PER_MILLE
+        elif fault == POLICY_FAULTS.name:
+            machine.receiver.temper.policy_fail = amount / PER_MILLE
         elif fault == LIAR.name:
             self._lie(name, on)
         else:
@@ -347,6 +352,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     """Whether the fleet's own sensors, actuators and loops run; otherwise all actions are taken by simulated ones."""
     models: Answers = {}
     """What models answer, as functions of their inputs, in a rollout by version; without one, their rule does."""
+    policy: LoadedPolicy | None = None
+    """What is asked before agents decide; without one nobody is."""
     journal: str | None = None
     """`memory`, `sqlite` or `segments` for all machines; None draws it for each."""
     bus: bool = True
@@ -436,6 +443,7 @@ class SimFleet:
         has = ["disk", *(("versions",) if setup.versions else ())]
         has += ["replicas", "liar"] if self.services.shares else []
         has += ["models"] if setup.models else []
+        has += ["policy"] if setup.policy is not None else []
         chance = self.run.chance("plan")
         plan = draw_plan(setup.faults, chance, names, int(setup.for_s * MS), has=has)
         known = {one.number: None for one in plan}
@@ -495,7 +503,12 @@ class SimFleet:
             begin_to_lie(made.replicas, self.setup.fleet.name, machine.signer, self.lies)
         chance = self.run.chance(f"{machine.name}/models/{machine.incarnation}/{machine.lives}")
         models = SimModels(host, self.setup.models, machine.receiver.temper, chance, self._rollouts(machine, host))
-        return (*(() if made is None else (made,)), *((models,) if host.declaration.models else ()))
+        found: list[NodeService] = [] if made is None else [made]
+        found += [models] if host.declaration.models else []
+        if self.setup.policy is not None:
+            chance = self.run.chance(f"{machine.name}/policy/{machine.incarnation}/{machine.lives}")
+            found.append(SimPolicy(host, self.setup.policy, machine.receiver.temper, chance))
+        return found
 
     def _rollouts(self, machine: Machine, host: Host) -> SimRollouts | None:
         if KIND not in host.declaration.plans or not host.declaration.models:

@@ -37,8 +37,9 @@ from stigmergy.base.errors import ConfigError, StigmergyError
 from stigmergy.keys.ed25519 import Ed25519Verifier
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.ingress import bus_source
+from stigmergy.policy.engine import LoadedPolicy
 from stigmergy.shard.commit_reader import KeptEvent, walk
-from stigmergy.shard.dispatch import TOLD_SOURCES
+from stigmergy.shard.facts import TOLD_SOURCES
 from stigmergy.shard.outbox import read_told
 from stigmergy.shard.state import ShardReading
 from stigmergy.sim.checkers import (
@@ -552,6 +553,7 @@ def simulate(
     devices: bool = False,
     journal: str | None = None,
     models: Answers | None = None,
+    policy: LoadedPolicy | None = None,
 ) -> Callable[[Callable[Concatenate[World, P], Coroutine[Any, Any, None] | None]], Callable[P, None]]:
     """Makes a function that takes a World a test that runs it in a simulated fleet, for each of these seeds.
 
@@ -559,7 +561,8 @@ def simulate(
     machines they live, or which of them on each: `{"north": ["Valve/1", "Pump/*"], …}`. `faults`: what may go wrong,
     drawn anew for each seed. `versions`: other versions of the same fleet, which some nodes run. `devices`: whether the
     fleet's own sensors and actuators run, or simulated ones. `models`: functions that answer in the place of
-    models, in a rollout one for each version; without one, the rule of a model answers.
+    models, in a rollout one for each version; without one, the rule of a model answers. `policy`: what is asked before
+    agents decide, such as `RegoPolicy(modules, data)`; its rulings must depend on nothing else.
     """
     wanted = read_faults(faults) if isinstance(faults, str) else tuple(faults)
     setup = Setup(
@@ -573,6 +576,7 @@ def simulate(
         devices=devices,
         journal=journal,
         models=models or {},
+        policy=policy,
     )
     chosen = seeds if isinstance(seeds, int) else tuple(seeds)
 
@@ -621,6 +625,7 @@ class Simulation:
         devices: bool = False,
         journal: str | None = None,
         models: Answers | None = None,
+        policy: LoadedPolicy | None = None,
     ) -> list[Outcome]:
         """The same options as `simulate`. Returns what each run found; raises SimulationFailed for one that failed."""
         __tracebackhide__ = True
@@ -635,6 +640,7 @@ class Simulation:
             devices=devices,
             journal=journal,
             models=models or {},
+            policy=policy,
         )
         return run_seeds(setup, seeds_of(seeds), test, lambda seed: f"pytest '{self._where}' --sim-seed {seed}")
 

@@ -24,7 +24,7 @@ _CODES: tuple[tuple[int, tuple[type[errors.StigmergyError], ...]], ...] = (
     (NOT_RUNNING, (errors.JournalLocked, errors.RingLocked, errors.LedgerUnavailable, errors.StoreUnavailable)),
     (NOT_RUNNING, (errors.ViewBehind,)),
     (USAGE, (errors.ConfigError, errors.DefinitionError, errors.PeerError)),
-    (REFUSED, (errors.Overloaded, errors.ModelError)),
+    (REFUSED, (errors.Overloaded, errors.ModelError, errors.PolicyError)),
     (DAMAGED, (errors.JournalError, errors.RingError, errors.LedgerError, errors.StoreError)),
     (DAMAGED, (errors.RecoveryError, errors.TrustError, errors.ViewError)),
 )

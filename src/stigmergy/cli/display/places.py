@@ -85,7 +85,7 @@ def add_peer_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
-    """Adds `--models` and `--model-key`, of commands that run a node or a worker."""
+    """Adds `--models`, `--policy` and whose bundles are believed, of commands that run a node or a worker."""
     parser.add_argument(
         "--models", metavar="URL", help="where the bundles of models are, as folder:models; else their rules answer"
     )
@@ -95,6 +95,12 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="believe the bundles that this key has signed: its file, line or hex digits; repeatable",
+    )
+    parser.add_argument(
+        "--policy", metavar="URL", help="where the policy is, as folder:policy; else commands pass none"
+    )
+    parser.add_argument(
+        "--policy-key", metavar="KEY", action="append", default=[], help="the same for policies; repeatable"
     )
 
 
