@@ -23,7 +23,6 @@ from stigmergy.cli import (
     completion,
     doctor,
     gateway,
-    keys,
     ledger,
     log,
     new,
@@ -42,6 +41,7 @@ from stigmergy.cli.api import profile, proto, serve, token, trace, view, workflo
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
 from stigmergy.cli.stores import blob, model, restore
+from stigmergy.cli.trust import ca, keys
 
 GROUPS = (
     new,
@@ -68,6 +68,7 @@ GROUPS = (
     ledger,
     doctor,
     keys,
+    ca,
     model,
     sim,
     compile,

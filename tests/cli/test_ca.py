@@ -1,0 +1,60 @@
+"""The authority of a fleet, from the command line."""
+
+import json
+
+from stigmergy.pki.enrolment import read_identity
+from tests.cli.conftest import Folder
+
+
+def test_on_one_machine(here: Folder) -> None:
+    assert here.json("ca", "init", "town")["fleet"] == "town"
+    assert "never replaced" in here.error("ca", "init", "town", code=2)
+    assert here.json("ca", "issue", "server", "hub", "--host", "hub-1")["identity"] == "stigmergy://town/server/hub"
+    here.json("keys", "new", "north.key")
+    here.json("ca", "issue", "node", "north", "--key", "north.key", "--days", "30")
+    public = here.json("keys", "show", "north.key")["public_key"]
+    assert read_identity(here.path / "north").signing_key.hex() == public
+    assert not (here.path / "north" / "signing.key").exists(), "it is where it was"
+    assert "use the key that it had" in here.error("ca", "renew", "north", code=4)
+    here.json("ca", "renew", "north", "--key", "north.key")
+    assert "has a certificate already" in here.error("ca", "issue", "node", "north", "--to", "again", code=4)
+    assert here.json("ca", "revoke", "north")["revoked"] is True
+    assert "for good" in here.error("ca", "renew", "north", "--key", "north.key", code=4)
+    members = {one["name"]: one for one in here.json("ca", "list")["members"]}
+    assert members["north"]["signing_key"] == public
+    assert len(members["north"]["serials"]) == 2
+    assert (members["hub"]["hosts"], members["hub"]["state"]) == (["hub-1"], "valid")
+    shown = here.cli("ca", "list").stdout
+    assert "revoked" in shown
+    assert "PRIVATE" not in shown + here.cli("ca", "list", "--json").stdout
+
+
+def test_on_two_machines(here: Folder) -> None:
+    here.json("ca", "init", "town", "--ca", "far/ca", "--days", "400")
+    asked = here.json("ca", "request", "device", "lamp", "--fleet", "town", "--to", "near")
+    sent = (here.path / "near" / "request.pem").read_bytes()
+    assert b"PRIVATE" not in sent
+    (here.path / "far" / "request.pem").write_bytes(sent)
+    answer = here.json("ca", "issue", "--request", "far/request.pem", "--ca", "far/ca")["answer"]
+    assert here.json("ca", "install", "near", answer)["identity"] == asked["identity"] == "stigmergy://town/device/lamp"
+    here.json("ca", "request", "--renew", "near")
+    here.json("ca", "renew", "--request", "near/request.pem", "--ca", "far/ca")
+    before = read_identity(here.path / "near").serial
+    here.json("ca", "install", "near", "near/request.crt")
+    assert read_identity(here.path / "near").serial != before
+    assert [path.name for path in (here.path / "near").glob("*.key")] == []
+
+
+def test_what_is_refused(here: Folder) -> None:
+    here.json("ca", "init", "town")
+    assert "stigmergy ca init" in here.error("ca", "list", "--ca", "nowhere", code=2)
+    assert "letters" in here.error("ca", "issue", "node", "../ca", code=2)
+    assert "--host" in here.error("ca", "issue", "server", "hub", code=2)
+    assert "for whom" in here.error("ca", "issue", code=2)
+    assert "--fleet town" in here.error("ca", "request", "node", "north", code=2)
+    assert "whose" in here.error("ca", "renew", code=2)
+    assert "ends on" in here.error("ca", "issue", "node", "north", "--days", "5000", code=2)
+    assert "no request" in here.error("ca", "issue", "--request", "ca/ca.pem", code=4)
+    here.json("ca", "request", "node", "north", "--fleet", "village", "--to", "v")
+    assert "ask that of its own fleet" in here.error("ca", "issue", "--request", "v/request.pem", code=4)
+    assert json.loads((here.path / "ca" / "ca.json").read_text())["members"] == {}
