@@ -24,6 +24,7 @@ from stigmergy.network.registry import QUIET_S, Registry
 from stigmergy.network.remote_ledger import gateways_of
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import TraceSettings
+from stigmergy.pki.identity import with_identity
 from stigmergy.store.port import Store
 from stigmergy.traces.exporter import SpanExporter
 from stigmergy.uplink.rules import UplinkRule
@@ -34,6 +35,7 @@ MESHES = "stigmergy.meshes"
 LEDGERS = "stigmergy.ledgers"
 STORES = "stigmergy.stores"
 MQTT_SESSION_S = {"mqtt": 0, "mqtts": 0}
+URLS = ("bus", "ledger", "uplink_to", "collect_from", "blobs", "views", "models")
 NO_SESSION_S = {**MQTT_SESSION_S, "nats": 1, "tls": 1}
 """How long a broker is to keep the session of a client that only looks, in seconds, by the scheme of its URL."""
 QUIET_MEMORY_S = 0.02
@@ -81,7 +83,7 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         raise ConfigError(
             'uplink_to is set without an uplink; say what goes up, for example uplink = { only = ["Alert"] }'
         )
-    return NodeConfig(
+    node_config = NodeConfig(
         bus,
         given.site or place.site or "local",
         given.node or place.node or safe_node_name(socket.gethostname()),
@@ -98,6 +100,10 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         given.models or place.models,
         given.model_keys or place.model_keys,
         given.take_over,
+    )
+    shows = {name: with_identity(url, place.identity) for name in URLS if (url := getattr(node_config, name))}
+    return structs.replace(
+        node_config, copies=tuple(with_identity(url, place.identity) for url in node_config.copies), **shows
     )
 
 

@@ -18,6 +18,7 @@ from nats import errors as nats_errors
 from nats.aio.client import Client
 
 from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError
+from stigmergy.base.tls import RenewingContext, follow_as_client
 from stigmergy.nats.address import NatsAddress
 
 HEADERS_KNOWN_MAX = 256
@@ -147,9 +148,8 @@ def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
     if not address.servers[0].startswith("tls:"):
         return None
     try:
-        context = ssl.create_default_context(cafile=address.ca or None)
-        if address.cert:
-            context.load_cert_chain(address.cert, address.key)
+        context = RenewingContext(ssl.PROTOCOL_TLS_CLIENT)
+        follow_as_client(context, address.ca, address.cert, address.key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"{address.shown}: a certificate or key cannot be read ({error}); check ca, cert, key"
@@ -168,7 +168,17 @@ def explain(address: NatsAddress, error: BaseException, before: StigmergyError |
         return before
     text = _said(error)
     if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
+        if address.cert:
+            return ConfigError(
+                f"{address.shown}: it does not let our certificate in ({address.cert}): its name is unknown there, or "
+                "it was revoked; see `stigmergy ca list`, and `stigmergy cluster users`"
+            )
         return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
+    if not address.servers[0].startswith("tls:") and isinstance(error, ssl.SSLError):
+        return ConfigError(
+            f"{address.shown}: this server takes encrypted connections only; write tls:// instead of nats://, and give "
+            "--identity DIR, identity = in stigmergy.toml, or ca, cert and key in the URL"
+        )
     if (
         isinstance(error, ssl.SSLError | NotEncrypted)
         or "tls" in text.lower()

@@ -21,8 +21,8 @@ PAIR: Final = "identity.pem"
 AUTHORITIES: Final = "ca.pem"
 SIGNING_KEY: Final = "signing.key"
 NEXT_KEY: Final = "next.key"
-ENCRYPTED: Final = ("tls", "mqtts")
-"""Schemes of URLs whose links show a certificate."""
+ENCRYPTED: Final = ("tls://", "mqtts://")
+"""URLs whose links show a certificate begin so."""
 _FILES: Final = ("ca", "cert", "key")
 
 
@@ -45,9 +45,9 @@ def signing_key(folder: Path) -> Path | None:
 
 def with_identity(url: str, folder: str | Path | None) -> str:
     """A URL whose link shows this identity, unless it names other files, or is not encrypted."""
-    scheme, separator, rest = url.partition("://")
-    if folder is None or not separator or scheme not in ENCRYPTED:
+    if folder is None or not url.startswith(ENCRYPTED):
         return url
+    rest = url.partition("://")[2]
     given = dict(parse_qsl(rest.partition("?")[2], keep_blank_values=True))
     if any(name in given for name in _FILES):
         return url

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError
+from stigmergy.base.tls import server_context
 from stigmergy.serve.access import DeniedRequest
 from stigmergy.serve.problems import problem_of
 
@@ -47,6 +48,8 @@ class Address(Struct, frozen=True):
     port: int
     cert: Path | None = None
     key: Path | None = None
+    client_ca: Path | None = None
+    """Only who shows a certificate of this authority is let in."""
 
     @property
     def url(self) -> str:
@@ -55,17 +58,21 @@ class Address(Struct, frozen=True):
         return f"{'https' if self.cert else 'http'}://{host}:{self.port}"
 
 
-def read_address(text: str, cert: Path | None = None, key: Path | None = None) -> Address:
+def read_address(
+    text: str, cert: Path | None = None, key: Path | None = None, client_ca: Path | None = None
+) -> Address:
     """Reads `127.0.0.1:8080`, `:8080` (this machine only) or `[::1]:8080`. Raises ConfigError."""
     host, separator, port = text.rpartition(":")
     if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{text!r} is no address to listen at; give HOST:PORT, such as 127.0.0.1:8080, or :8080")
     if (cert is None) != (key is None):
         raise ConfigError("a certificate and its key belong together: give --cert and --cert-key")
-    for path in (cert, key):
+    if client_ca is not None and cert is None:
+        raise ConfigError("--client-ca needs a certificate of this server: give --cert and --cert-key, or --identity")
+    for path in (cert, key, client_ca):
         if path is not None and not path.is_file():
             raise ConfigError(f"{path}: there is no such file")
-    return Address(host.strip("[]") or "127.0.0.1", int(port), cert, key)
+    return Address(host.strip("[]") or "127.0.0.1", int(port), cert, key, client_ca)
 
 
 def check_addresses(addresses: Sequence[Address]) -> None:
@@ -76,9 +83,13 @@ def check_addresses(addresses: Sequence[Address]) -> None:
             listening.enter_context(_bound(address))
             if address.cert is not None:
                 try:
-                    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(address.cert, address.key)
+                    _context(address)
                 except (OSError, ssl.SSLError) as error:
                     raise _unusable(address, error) from None
+
+
+def _context(address: Address) -> ssl.SSLContext:
+    return server_context(str(address.cert), str(address.key), str(address.client_ca or ""))
 
 
 def _unusable(address: Address, error: Exception) -> ConfigError:
@@ -118,6 +129,8 @@ class HttpListener:
         )
         try:
             config.load()
+            if address.cert is not None:
+                config.ssl = _context(address)  # takes up a renewed certificate
         except (OSError, ssl.SSLError) as error:
             raise _unusable(address, error) from None
         self._socket = _bound(address)

@@ -12,7 +12,6 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, counted
 from stigmergy.pki.files import read_file, write_file
-from stigmergy.pki.identity import AUTHORITIES, PAIR
 from stigmergy.pki.names import KINDS, SERVER, subject_of
 
 if TYPE_CHECKING:
@@ -265,9 +264,8 @@ def _tell(made: Certificate, folder: Path, output: Output) -> None:
     output.line(
         ("identity", GOOD), "  ", (made.subject.shown, NAME), f" of {made.subject.fleet}, until {date(made.until_s)}"
     )
-    files = f"ca={folder / AUTHORITIES}&cert={folder / PAIR}&key={folder / PAIR}"
     if made.subject.kind != SERVER:
-        output.note(f"links show it with tls://…?{files}, and mqtts:// the same")
+        output.note(f'links show it with --identity {folder}, or identity = "{folder}" in stigmergy.toml')
 
 
 __all__ = ["add_commands", "date"]
