@@ -58,3 +58,25 @@ def test_what_is_refused(here: Folder) -> None:
     here.json("ca", "request", "node", "north", "--fleet", "village", "--to", "v")
     assert "ask that of its own fleet" in here.error("ca", "issue", "--request", "v/request.pem", code=4)
     assert json.loads((here.path / "ca" / "ca.json").read_text())["members"] == {}
+
+
+def test_the_doctor_judges_an_identity(here: Folder) -> None:
+    here.json("ca", "init", "town")
+    here.json("ca", "issue", "node", "north")
+    (here.path / "stigmergy.toml").write_text('[fleet]\nidentity = "north"\n')
+
+    def found() -> dict[str, str]:
+        checks = json.loads(here.cli("doctor", "--json").stdout)["checks"]
+        return {one["check"]: one["level"] for one in checks if one["check"].startswith("identity.")}
+
+    assert found() == {"identity.valid": "ok", "identity.key": "ok"}
+    here.json("keys", "new", "other.key")
+    (here.path / "stigmergy.toml").write_text('[fleet]\nidentity = "north"\nkey = "other.key"\n')
+    assert found() == {"identity.valid": "ok", "identity.key": "warn"}
+    (here.path / "north" / "signing.key").chmod(0o644)
+    assert found()["identity.files"] == "fail"
+    (here.path / "north" / "signing.key").chmod(0o600)
+    here.json("ca", "renew", "north", "--days", "0.01")  # less than a third is left: an hour of it is for slow clocks
+    assert found()["identity.valid"] == "warn"
+    (here.path / "north" / "identity.pem").chmod(0o640)
+    assert found()["identity.valid"] == "fail"

@@ -37,7 +37,7 @@ def test_an_identity_is_made_where_it_is_used(authority: AuthorityFolder, tmp_pa
     found = read_identity(folder)
     assert found.subject == NORTH
     assert found.signing_key == Ed25519Signer(read_private_key(folder / "signing.key").seed).public_key
-    told = authority.register.members["north"]
+    told = authority.holders.members["north"]
     assert (told.kind, told.signing_key) == ("node", found.signing_key.hex())
     assert [one.serial for one in told.certificates] == [found.serial]
     assert b"PRIVATE" not in (authority.path / "ca.json").read_bytes()
@@ -46,7 +46,7 @@ def test_an_identity_is_made_where_it_is_used(authority: AuthorityFolder, tmp_pa
 def test_what_was_given_out_is_known_after_a_restart(authority: AuthorityFolder, tmp_path: Path) -> None:
     enrolled(authority, tmp_path / "north")
     again = AuthorityFolder(authority.path)
-    assert again.register == authority.register
+    assert again.holders == authority.holders
     with pytest.raises(TrustError, match="has a certificate already"):
         again.issue(request_for(tmp_path / "other", subject_of("town", "device", "north")))
 
@@ -77,7 +77,7 @@ def test_a_renewal_keeps_who_it_is(authority: AuthorityFolder, tmp_path: Path) -
     assert (after.subject, after.hosts) == (before.subject, before.hosts)
     assert after.serial != before.serial
     assert after.tls_key != before.tls_key, "a renewal is a new key"
-    assert [one.serial for one in authority.register.members["hub"].certificates] == [before.serial, after.serial]
+    assert [one.serial for one in authority.holders.members["hub"].certificates] == [before.serial, after.serial]
 
 
 def test_a_renewal_is_not_a_way_to_another_name_or_key(authority: AuthorityFolder, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_two_who_issue_at_once_forget_nothing(authority: AuthorityFolder, tmp_pa
         one.start()
     for one in several:
         one.join()
-    assert set(AuthorityFolder(authority.path).register.members) == {"d0", "d1", "d2"}
+    assert set(AuthorityFolder(authority.path).holders.members) == {"d0", "d1", "d2"}
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"fleet":"town","format":9}', b"[]"])

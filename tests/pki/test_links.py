@@ -1,6 +1,8 @@
 """Links that show an identity: to real brokers and servers, and to our own API."""
 
 import asyncio
+import os
+import signal
 import ssl
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from stigmergy.nats.servers.configuration import ServerTlsFiles
 from stigmergy.pki.enrolment import read_identity
 from stigmergy.pki.identity import with_identity
 from stigmergy.serve.listener import HttpListener, read_address
-from stigmergy.testing.brokers import Broker, start_mosquitto, start_nats
+from stigmergy.testing.brokers import Broker, TlsFiles, start_mosquitto, start_nats
 from stigmergy.testing.bus_rig import HandlerLog, wait_until
 from stigmergy.testing.nats import start_single
 from tests.bus.test_mqtt import QUICK, is_misconfigured, opened
@@ -42,6 +44,29 @@ async def test_mqtt(tmp_path: Path, name: str, mosquitto: Broker) -> None:
             await is_misconfigured(bus, "not trusted")
         async with opened(f"{broker.url.replace('mqtts:', 'mqtt:')}?{QUICK}", "d", up=False) as bus:
             await wait_until(lambda: "write mqtts:// and --identity" in str(bus.last_error))
+
+
+async def test_mosquitto_refuses_who_is_on_the_list(tmp_path: Path, mosquitto: Broker) -> None:
+    """From its next SIGHUP on; docs/certificates.md says that open links stay."""
+    town = Members(tmp_path / "town")
+    files, lamp, other = town.server(), town.issue("device", "lamp"), town.issue("device", "other")
+    listed = str(town.folder / "ca" / "ca.crl")
+    with start_mosquitto(tmp_path / "broker", tls=TlsFiles(files.cert, files.key, files.ca, listed)) as broker:
+        async with opened(with_identity(broker.url, lamp), "a"):
+            pass
+        town.authority.revoke("lamp")
+        os.kill(broker.pid, signal.SIGHUP)
+
+        async def is_refused() -> bool:
+            async with opened(with_identity(f"{broker.url}?{QUICK}", lamp), "a", up=False) as bus:
+                await wait_until(lambda: bus.is_up or "not connected yet" not in str(bus.last_error))
+                return isinstance(bus.last_error, ConfigError)
+
+        async with asyncio.timeout(240):
+            while not await is_refused():  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.05)
+        async with opened(with_identity(broker.url, other), "b") as bus:
+            assert bus.is_up, "nobody else is hurt"
 
 
 async def why_not(url: str) -> str:

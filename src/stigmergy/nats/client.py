@@ -176,7 +176,7 @@ def explain(address: NatsAddress, error: BaseException, before: StigmergyError |
         return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
     if not address.servers[0].startswith("tls:") and isinstance(error, ssl.SSLError):
         return ConfigError(
-            f"{address.shown}: this server takes encrypted connections only; write tls:// instead of nats://, and give "
+            f"{address.shown}: no encrypted connection, and this server takes no other; write tls://, and give "
             "--identity DIR, identity = in stigmergy.toml, or ca, cert and key in the URL"
         )
     if (

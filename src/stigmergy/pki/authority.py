@@ -19,57 +19,21 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from stigmergy.base.errors import ConfigError, TrustError
 from stigmergy.pki import certificates
 from stigmergy.pki.certificates import Authority, CertificateRequest
 from stigmergy.pki.files import PRIVATE, make_folder, read_file, write_file
+from stigmergy.pki.holders import LIST, WHAT, Holder, HolderList, Issued, read_holders
 from stigmergy.pki.names import SERVER, subject_of
 
 CERTIFICATE: Final = "ca.pem"
 KEY: Final = "ca.key"
-LIST: Final = "ca.json"
 REVOKED: Final = "ca.crl"
-FORMAT: Final = 1
 DAYS: Final = 90.0
 """How long a certificate is valid, if nobody says otherwise."""
 AUTHORITY_DAYS: Final = 3_650.0
-_WHAT: Final = "the folder that `stigmergy ca init` has made"
-
-
-class Issued(Struct, frozen=True):
-    """A certificate that was given out."""
-
-    serial: str
-    from_s: int
-    until_s: int
-
-
-class Holder(Struct, frozen=True):
-    """Somebody who has, or had, certificates."""
-
-    kind: str
-    certificates: tuple[Issued, ...]
-    """The last of them, and earlier ones that are still valid."""
-    hosts: tuple[str, ...] = ()
-    signing_key: str = ""
-    """Hex digits; empty for none."""
-    revoked_s: int = 0
-    """When it was revoked; 0 if it was not."""
-
-    @property
-    def until_s(self) -> int:
-        """When its last certificate ends."""
-        return self.certificates[-1].until_s
-
-
-class HolderList(Struct, frozen=True):
-    """The content of `ca.json`."""
-
-    fleet: str
-    members: dict[str, Holder] = {}
-    format: int = FORMAT
 
 
 class AuthorityFolder:
@@ -78,9 +42,9 @@ class AuthorityFolder:
     def __init__(self, path: Path) -> None:
         """Opens one. Raises ConfigError, TrustError."""
         self.path = path
-        self.certificate = read_file(path / CERTIFICATE, _WHAT)
-        self._authority = Authority(self.certificate, read_file(path / KEY, _WHAT, secret=True))
-        self.register = self._read()
+        self.certificate = read_file(path / CERTIFICATE, WHAT)
+        self._authority = Authority(self.certificate, read_file(path / KEY, WHAT, secret=True))
+        self.holders = self._read()
 
     @classmethod
     def create(cls, path: Path, fleet: str, days: float = AUTHORITY_DAYS) -> AuthorityFolder:
@@ -106,7 +70,7 @@ class AuthorityFolder:
     @property
     def fleet(self) -> str:
         """Whose members it gives certificates to."""
-        return self.register.fleet
+        return self.holders.fleet
 
     @property
     def until_s(self) -> int:
@@ -118,7 +82,7 @@ class AuthorityFolder:
         read = certificates.read_request(request)
         name = read.subject.name
         with self._changing():
-            known = self.register.members.get(name)
+            known = self.holders.members.get(name)
             if known is not None and known.revoked_s:
                 raise TrustError(f"{name} was revoked, and that is for good; give it another name")
             if known is not None:
@@ -160,16 +124,16 @@ class AuthorityFolder:
         """The list of revoked certificates, as PEM."""
         found = [
             (one.serial, member.revoked_s)
-            for member in self.register.members.values()
+            for member in self.holders.members.values()
             if member.revoked_s
             for one in member.certificates
         ]
         return self._authority.revocation_list(found, time.time())
 
     def _known(self, name: str) -> Holder:
-        if name not in self.register.members:
+        if name not in self.holders.members:
             raise ConfigError(f"{name[:64]!a} has no certificate of this authority; `stigmergy ca list` shows who has")
-        return self.register.members[name]
+        return self.holders.members[name]
 
     def _sign(self, request: CertificateRequest, hosts: tuple[str, ...], days: float, known: Holder | None) -> bytes:
         pem = self._authority.issue(request, hosts, days, time.time())
@@ -181,30 +145,19 @@ class AuthorityFolder:
         return pem
 
     def _keep(self, name: str, member: Holder) -> None:
-        new = structs.replace(self.register, members={**self.register.members, name: member})
+        new = structs.replace(self.holders, members={**self.holders.members, name: member})
         write_file(self.path / LIST, msgspec.json.format(msgspec.json.encode(new), indent=1), PRIVATE)
-        self.register = new
+        self.holders = new
 
     def _read(self) -> HolderList:
-        return read_register(self.path)
+        return read_holders(self.path)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """Others that use the folder wait; what they have written is read first."""
         with _locked(self.path):
-            self.register = self._read()
+            self.holders = self._read()
             yield
-
-
-def read_register(path: Path) -> HolderList:
-    """The list of an authority's members. Raises ConfigError."""
-    try:
-        register = msgspec.json.decode(read_file(path / LIST, _WHAT), type=HolderList)
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{str(path / LIST)!a} is damaged ({error}); restore it from a copy") from None
-    if register.format > FORMAT:
-        raise ConfigError(f"{str(path / LIST)!a} is of a later version (format {register.format}); update stigmergy")
-    return register
 
 
 @contextlib.contextmanager
@@ -212,7 +165,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"cannot use the folder {str(path)!a}: {error.strerror}; give {_WHAT}") from None
+        raise ConfigError(f"cannot use the folder {str(path)!a}: {error.strerror}; give {WHAT}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

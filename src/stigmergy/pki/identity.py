@@ -51,7 +51,11 @@ def with_identity(url: str, folder: str | Path | None) -> str:
     given = dict(parse_qsl(rest.partition("?")[2], keep_blank_values=True))
     if any(name in given for name in _FILES):
         return url
-    place = check_identity(Path(os.path.abspath(folder)))
+    return identity_url(url, check_identity(Path(os.path.abspath(folder))))
+
+
+def identity_url(url: str, place: Path) -> str:
+    """A URL that names the files of this identity."""
     paths = {"ca": place / AUTHORITIES, "cert": place / PAIR, "key": place / PAIR}
     options = "&".join(f"{name}={quote(str(path))}" for name, path in paths.items())
-    return f"{url}{'&' if '?' in rest else '?'}{options}"
+    return f"{url}{'&' if '?' in url else '?'}{options}"

@@ -12,10 +12,10 @@ from stigmergy.base.errors import ConfigError
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, counted
 from stigmergy.pki.files import read_file, write_file
+from stigmergy.pki.holders import Holder, read_holders
 from stigmergy.pki.names import KINDS, SERVER, subject_of
 
 if TYPE_CHECKING:
-    from stigmergy.pki.authority import Holder
     from stigmergy.pki.certificates import Certificate
 
 AUTHORITY = Path("ca")
@@ -204,9 +204,7 @@ def revoke(arguments: argparse.Namespace, output: Output) -> int:
 
 def show(arguments: argparse.Namespace, output: Output) -> int:
     """Lists who has certificates."""
-    from stigmergy.pki.authority import read_register
-
-    register = read_register(arguments.ca)
+    register = read_holders(arguments.ca)
     members = sorted(register.members.items())
     output.document({"fleet": register.fleet, "members": [{"name": name, **_described(one)} for name, one in members]})
     rows = [
