@@ -1,9 +1,18 @@
 """The authority of a fleet, from the command line."""
 
 import json
+import subprocess
+import sys
 
-from stigmergy.pki.enrolment import read_identity
+from stigmergy.nats.servers.configuration import ServerTlsFiles
+from stigmergy.pki.enrolment import install, read_identity, request_for
+from stigmergy.pki.names import subject_of
+from stigmergy.testing.nats import start_single
 from tests.cli.conftest import Folder
+from tests.cli.test_up import eventually
+from tests.pki.members import Members
+
+PROGRAM = [sys.executable, "-m", "stigmergy"]
 
 
 def test_on_one_machine(here: Folder) -> None:
@@ -80,3 +89,29 @@ def test_the_doctor_judges_an_identity(here: Folder) -> None:
     assert found()["identity.valid"] == "warn"
     (here.path / "north" / "identity.pem").chmod(0o640)
     assert found()["identity.valid"] == "fail"
+
+
+def test_a_node_renews_its_own_certificate(folder: Folder) -> None:
+    """Over the servers of its bus, where somebody has the authority."""
+    town = Members(folder.path / "town")
+    files, desk, north = town.server(), town.issue("node", "desk"), town.folder / "north"
+    subject = subject_of("town", "node", "north")
+    short = town.authority.issue(request_for(north, subject), days=0.01)
+    before = install(north, short, town.authority.certificate)
+    with start_single(town.folder / "server", tls=ServerTlsFiles(files.cert, files.key, files.ca)) as cluster:
+        url = cluster.url.replace("nats:", "tls:")
+        serving = subprocess.Popen(
+            [*PROGRAM, "ca", "serve", "--nats", url, "--identity", str(desk), "--ca", "town/ca", "--json"],
+            cwd=folder.path,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert serving.stdout is not None
+            assert json.loads(serving.stdout.readline())["event"] == "serving"
+            options = ("drone:fleet", "--bus", url, "--node", "north", "--identity", str(north))
+            node = folder.start(*options)
+            eventually(lambda: read_identity(north).until_s > before.until_s + 80 * 86_400)
+            assert node.end()[0] == 0
+        finally:
+            serving.terminate()
+            serving.communicate()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from stigmergy.nats.link import NatsLink
 from stigmergy.pki.identity import with_identity
 from stigmergy.testing.bus_rig import HandlerLog, wait_until
 from tests.cli.in_process import Here
-from tests.cli.test_up import FLEET, Up, eventually
+from tests.cli.test_up import FLEET, PROGRAM, Up, eventually
 
 CA = "stigmergy-cluster/ca"
 IDENTITIES = Path("stigmergy-cluster/identities")
@@ -162,6 +163,37 @@ def test_a_certificate_that_ends_is_renewed_while_all_runs(begin: Callable[..., 
     eventually(is_renewed)
     assert cluster.send("M1")["accepted"]
     assert any('"members-changed"' in line and "renewed" in line for line in cluster.up.log)
+    assert cluster.up.end() == 0
+
+
+def test_a_worker_renews_its_own_certificate(begin: Callable[..., Secure]) -> None:
+    """One that `up` has not started: over the servers, by the key that it has."""
+    from stigmergy.pki.authority import AuthorityFolder
+    from stigmergy.pki.enrolment import install, read_identity, request_for
+    from stigmergy.pki.names import subject_of
+
+    cluster = begin("--secure")
+    key, extra = cluster.here.path / "stigmergy-cluster" / "fleet.key", cluster.here.path / "extra"
+    authority = AuthorityFolder(cluster.here.path / CA)
+    request = request_for(extra, subject_of("delivery", "node", "extra"), key)
+    before = install(extra, authority.issue(request, days=0.01), authority.certificate)
+    options = ["--nats", cluster.url, "--key", str(key), "--identity", str(extra), "--json"]
+    worker = subprocess.Popen(
+        [*PROGRAM, "worker", "drone:fleet", *options],
+        cwd=cluster.here.path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        eventually(lambda: read_identity(extra).until_s > before.until_s + 80 * 86_400)
+        assert worker.poll() is None
+        assert read_identity(extra).signing_key == before.signing_key
+        assert "ask later" in cluster.here.error(
+            "ca", "renew", "extra", "--nats", cluster.url, "--key", str(key), code=4
+        )
+    finally:
+        worker.kill()
+        worker.wait()
     assert cluster.up.end() == 0
 
 

@@ -334,6 +334,7 @@ class _Cluster:
         self._watching.append(asyncio.ensure_future(watch_members(self._workers, self._say_unready)))
         if self._folder.identities is not None:
             self._watching.append(asyncio.ensure_future(self._keep_members(self._folder.identities)))
+            self._watching.append(asyncio.ensure_future(self._answer_renewals(self._folder.identities)))
         self._tell_up()
 
     async def _keep_members(self, identities: LocalIdentities) -> None:
@@ -351,6 +352,18 @@ class _Cluster:
                 what = f"renewed {', '.join(renewed)}" if renewed else "the list of the authority has changed"
                 self._note("members-changed", f"{what}: the servers have read who may connect")
             await asyncio.sleep(MEMBERS_EVERY_S)
+
+    async def _answer_renewals(self, identities: LocalIdentities) -> None:
+        """Of workers and others that `up` has not started."""
+        from stigmergy.nats.renewals import answer_renewals
+
+        address = parse_address(self._folder.own_url)
+        while True:
+            try:
+                await on_cluster(address, lambda link: answer_renewals(link, identities.authority), name="stigmergy ca")
+            except StigmergyError as error:
+                LOG.say("members-unread", f"certificates cannot be renewed over the servers: {error}")
+            await asyncio.sleep(SHOW_EVERY_S)
 
     async def _admit_gateways(self) -> None:
         """Lets gateways write to the ledger: each signs with a key of its own, which nobody there knows yet."""

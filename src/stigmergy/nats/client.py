@@ -50,6 +50,9 @@ class NatsConnection(Client):
         # password.
         if self.options.get("tls") is not None and not self._is_encrypted():
             raise NotEncrypted
+        # The library begins TLS on a plain connection, and asyncio would complain at its end that nobody told it.
+        if (writer := getattr(self._transport, "_io_writer", None)) is not None and self._is_encrypted():
+            writer.transport.get_protocol()._over_ssl = True
         command: bytes = super()._connect_command()
         return command
 

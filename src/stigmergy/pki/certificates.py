@@ -48,6 +48,7 @@ _UNREADABLE: Final = (
 )
 """What the library raises for bytes that are not what they should be."""
 _SIGNING_KEY: Final = "urn:stigmergy:ed25519:"
+_SIGNED_CONTEXT: Final = b"stigmergy 2026 signed with a TLS key\0"
 _PROOF_CONTEXT: Final = b"stigmergy 2026 certificate request\0"
 
 
@@ -242,6 +243,20 @@ def fleet_of(authority: bytes) -> str:
     if len(found) != 1 or not is_authority:
         raise TrustError("this is not the certificate of a fleet's authority; `stigmergy ca init` makes one")
     return str(found[0].value)
+
+
+def sign(tls_key: bytes, data: bytes) -> bytes:
+    """A signature by a private TLS key. Raises TrustError."""
+    return _load_key(tls_key).sign(_SIGNED_CONTEXT + data, ec.ECDSA(hashes.SHA256()))
+
+
+def is_signed(tls_key: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether `sign` made this with the private half of a key."""
+    try:
+        _load_public(tls_key).verify(signature, _SIGNED_CONTEXT + data, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def public_half(tls_key: bytes) -> bytes:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stigmergy.base.errors import ConfigError
+from stigmergy.base.errors import ConfigError, LinkDown, NotRunning
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, counted
 from stigmergy.pki.files import read_file, write_file
 from stigmergy.pki.holders import Holder, read_holders
+from stigmergy.pki.identity import with_identity
 from stigmergy.pki.names import KINDS, SERVER, subject_of
 
 if TYPE_CHECKING:
+    from stigmergy.nats.link import NatsLink
     from stigmergy.pki.certificates import Certificate
 
 AUTHORITY = Path("ca")
@@ -77,6 +80,13 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="an identity on this machine")
     parser.add_argument("--request", metavar="FILE", type=Path, help="a request made by `ca request --renew`")
     parser.add_argument("--key", metavar="FILE", type=Path, help="its Ed25519 key, if that is not in the folder")
+    parser.add_argument(
+        "--nats", metavar="URL", help="ask over these servers, whose authority answers: `ca serve`, `up`"
+    )
+    _add_days(parser)
+    _add_authority(parser)
+    parser = actions.add_parser("serve", run=serve, help="renew certificates over NATS, until it is stopped")
+    parser.add_argument("--nats", metavar="URL", required=True, help="the servers that members are connected to")
     _add_days(parser)
     _add_authority(parser)
     parser = actions.add_parser("revoke", run=revoke, help="take somebody's certificates back, for good")
@@ -180,6 +190,8 @@ def renew(arguments: argparse.Namespace, output: Output) -> int:
 
     if (arguments.request is None) == (arguments.folder is None):
         raise ConfigError("whose? Give the folder of an identity; or --request FILE from another machine")
+    if arguments.nats is not None:
+        return _renew_over(arguments, output)
     authority, days = AuthorityFolder(arguments.ca), _days(arguments, DAYS)
     if arguments.request is not None:
         pem = authority.renew(_read_request(arguments.request), days)
@@ -187,6 +199,47 @@ def renew(arguments: argparse.Namespace, output: Output) -> int:
     subject = read_identity(arguments.folder).subject
     pem = authority.renew(request_for(arguments.folder, subject, arguments.key), days)
     _tell(put(arguments.folder, pem, authority.certificate), arguments.folder, output)
+    return exits.OK
+
+
+def _renew_over(arguments: argparse.Namespace, output: Output) -> int:
+    """Asks whoever has the authority."""
+    from stigmergy.nats.renewals import renew_over
+    from stigmergy.nats.servers import on_cluster, parse_address
+
+    folder: Path | None = arguments.folder
+    if folder is None or arguments.days is not None:
+        raise ConfigError("--nats renews the identity in a folder, for as long as its authority says: give DIR alone")
+    address = parse_address(with_identity(arguments.nats, folder))
+    try:
+        made = asyncio.run(on_cluster(address, lambda link: renew_over(link, folder, arguments.key), name="renewal"))
+    except LinkDown as error:
+        raise NotRunning(f"{error}; is `stigmergy ca serve` up?") from None
+    _tell(made, folder, output)
+    return exits.OK
+
+
+def serve(arguments: argparse.Namespace, output: Output) -> int:
+    """Answers until it is stopped."""
+    from stigmergy.nats.renewals import answer_renewals
+    from stigmergy.nats.servers import on_cluster, parse_address
+    from stigmergy.pki.authority import DAYS, AuthorityFolder
+
+    authority, days, address = AuthorityFolder(arguments.ca), _days(arguments, DAYS), parse_address(arguments.nats)
+
+    def ready() -> None:
+        output.document({"event": "serving", "fleet": authority.fleet, "nats": address.shown})
+        output.line(("renews", GOOD), " certificates of ", (authority.fleet, NAME), f" at {address.shown}")
+
+    async def answer(link: NatsLink) -> None:
+        await answer_renewals(link, authority, days, ready)
+
+    try:
+        asyncio.run(on_cluster(address, answer, name="stigmergy ca"))
+    except LinkDown as error:
+        raise NotRunning(str(error)) from None
+    except KeyboardInterrupt:
+        pass  # the usual way to end it
     return exits.OK
 
 

@@ -28,8 +28,8 @@ from stigmergy.pki.holders import LIST, read_holders
 from stigmergy.pki.identity import PAIR
 from stigmergy.pki.names import ADMIN, PERSON, SERVER, subject_of
 
-LEFT = 1 / 3
-"""A certificate is renewed when this share of its life is left."""
+LEFT = 0.4
+"""A certificate is renewed when this share of its life is left: before its process asks for it, at a third."""
 
 
 class LocalIdentities:
