@@ -1,10 +1,12 @@
 """Links that show an identity: to real brokers and servers, and to our own API."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,12 +146,54 @@ async def test_the_api_lets_in_who_shows_a_certificate(tmp_path: Path, scheme: s
                     pass
 
 
+async def test_the_api_throws_out_who_was_revoked(tmp_path: Path) -> None:
+    """Also who is connected: a stream of his ends, and he does not come back; another one's goes on."""
+    town = Members(tmp_path / "town")
+    pair = town.issue("node", "api", *LOOPBACK) / "identity.pem"
+    eve, ann = town.issue("person", "eve"), town.issue("person", "ann")
+    listed = town.folder / "ca" / "ca.crl"
+    listener = HttpListener(_answers, read_address("127.0.0.1:0", pair, pair, Path(town.ca), listed))
+    address = await listener.start()
+
+    async def connected(identity: Path) -> asyncio.StreamReader:
+        context = RenewingContext(ssl.PROTOCOL_TLS_CLIENT)
+        follow_as_client(context, town.ca, str(identity / "identity.pem"), str(identity / "identity.pem"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", address.port, ssl=context)
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        writers.append(writer)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 204"), "not let in"
+        return reader
+
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        open_link = await connected(eve)
+        await connected(ann)
+        town.authority.revoke("eve")
+        async with asyncio.timeout(240):
+            with contextlib.suppress(OSError):
+                await open_link.read()  # to its end
+        with pytest.raises((OSError, AssertionError)):
+            await connected(eve)
+        await connected(ann)
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+        await listener.close()
+
+
+async def _answers(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
 async def test_what_the_api_cannot_do(tmp_path: Path) -> None:
     town = Members(tmp_path)
     with pytest.raises(ConfigError, match="--identity"):
         read_address("127.0.0.1:0", client_ca=Path(town.ca))
     pair, damaged = town.issue("node", "api", *LOOPBACK) / "identity.pem", tmp_path / "damaged.pem"
     damaged.write_text("nothing")
+    with pytest.raises(ConfigError, match="of no use without --client-ca"):
+        read_address("127.0.0.1:0", pair, pair, None, damaged)
     with pytest.raises(ConfigError, match="no such file"):
         read_address("127.0.0.1:0", pair, pair, tmp_path / "none.pem")
     listener = HttpListener(None, read_address("127.0.0.1:0", pair, pair, damaged))

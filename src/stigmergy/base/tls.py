@@ -29,7 +29,7 @@ class RenewingContext(ssl.SSLContext):
         return self._refresh().wrap_bio(*args, **options)
 
     def _refresh(self) -> ssl.SSLContext:
-        seen = tuple(_state(path) for path in self._files)
+        seen = tuple(file_state(path) for path in self._files)
         if seen != self._seen or not self._seen:
             self._inner, self._seen = self._build(), seen
         return self._inner
@@ -53,8 +53,9 @@ def follow_as_client(context: RenewingContext, ca: str, cert: str, key: str) -> 
     context.follow(build, ca, cert, key)
 
 
-def server_context(cert: str, key: str, client_ca: str = "") -> RenewingContext:
-    """For links that others open; with `client_ca` they must show a certificate of it. Raises OSError, ssl.SSLError."""
+def server_context(cert: str, key: str, client_ca: str = "", revoked: str = "") -> RenewingContext:
+    """For links that others open; with `client_ca` they must show a certificate of it that is not on the list
+    `revoked`. Raises OSError, ssl.SSLError."""
 
     def build() -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -63,13 +64,17 @@ def server_context(cert: str, key: str, client_ca: str = "") -> RenewingContext:
         if client_ca:
             made.load_verify_locations(client_ca)
             made.verify_mode = ssl.CERT_REQUIRED
+        if revoked:
+            made.load_verify_locations(revoked)
+            made.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         return made
 
     context = RenewingContext(ssl.PROTOCOL_TLS_SERVER)
-    context.follow(build, cert, key, client_ca)
+    context.follow(build, cert, key, client_ca, revoked)
     return context
 
 
-def _state(path: str) -> tuple[int, int, int]:
+def file_state(path: str) -> tuple[int, int, int]:
+    """What changes when a file does. Raises OSError."""
     found = os.stat(path)
     return found.st_ino, found.st_mtime_ns, found.st_size

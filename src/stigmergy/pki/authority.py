@@ -26,11 +26,11 @@ from stigmergy.pki import certificates
 from stigmergy.pki.certificates import Authority, CertificateRequest
 from stigmergy.pki.files import PRIVATE, make_folder, read_file, write_file
 from stigmergy.pki.holders import LIST, WHAT, Holder, HolderList, Issued, read_holders
+from stigmergy.pki.identity import REVOKED
 from stigmergy.pki.names import SERVER, subject_of
 
 CERTIFICATE: Final = "ca.pem"
 KEY: Final = "ca.key"
-REVOKED: Final = "ca.crl"
 DAYS: Final = 90.0
 """How long a certificate is valid, if nobody says otherwise."""
 AUTHORITY_DAYS: Final = 3_650.0

@@ -17,6 +17,8 @@ from urllib.parse import parse_qsl, quote
 
 from stigmergy.base.errors import ConfigError
 
+REVOKED: Final = "ca.crl"
+"""In the folder of an authority: the list of its revoked certificates."""
 PAIR: Final = "identity.pem"
 AUTHORITIES: Final = "ca.pem"
 SIGNING_KEY: Final = "signing.key"

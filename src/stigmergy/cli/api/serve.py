@@ -53,6 +53,7 @@ SERVING_OPTIONS = (
     "--cert",
     "--cert-key",
     "--client-ca",
+    "--client-crl",
     "--host",
     "--cors",
     "--rate",
@@ -103,6 +104,9 @@ def add_serving(parser: argparse.ArgumentParser, *, tokens: str = "beside the jo
     serving.add_argument("--cert-key", metavar="FILE", type=Path, help="its private key")
     serving.add_argument(
         "--client-ca", metavar="FILE", type=Path, help="let in only who shows a certificate of this authority"
+    )
+    serving.add_argument(
+        "--client-crl", metavar="FILE", type=Path, help="and who is not on this list of revoked ones; HTTP only"
     )
     serving.add_argument(
         "--host", metavar="NAME", action="append", default=[], help="a further name of this server; repeatable"
@@ -168,13 +172,16 @@ def serving_of(
     return serving
 
 
-def _certificates(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None]:
-    """Our certificate, its key, and the authority of those that are let in. Who asks for theirs shows his own."""
+def _certificates(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None, Path | None]:
+    """Our certificate, its key, the authority of those that are let in, and the list of those who are not any more. Who
+    asks for theirs shows his own."""
+    if arguments.client_crl is not None and arguments.grpc is not None:
+        raise ConfigError("--client-crl: gRPC cannot look at it; leave --grpc out, or serve it by a process of its own")
     identity = config_of(arguments).fleet.identity
     if arguments.client_ca is not None and arguments.cert is None and identity is not None:
         pair = check_identity(Path(identity)) / PAIR
-        return pair, pair, arguments.client_ca
-    return arguments.cert, arguments.cert_key, arguments.client_ca
+        return pair, pair, arguments.client_ca, arguments.client_crl
+    return arguments.cert, arguments.cert_key, arguments.client_ca, arguments.client_crl
 
 
 def _numbers_path(folder: Path, fleet: str) -> Path:

@@ -14,7 +14,7 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import BAD, GOOD, NAME, WARN, Output, counted
 from stigmergy.pki.files import read_file, write_file
 from stigmergy.pki.holders import Holder, read_holders
-from stigmergy.pki.identity import with_identity
+from stigmergy.pki.identity import REVOKED, with_identity
 from stigmergy.pki.names import KINDS, SERVER, subject_of
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ def serve(arguments: argparse.Namespace, output: Output) -> int:
 
 def revoke(arguments: argparse.Namespace, output: Output) -> int:
     """Revokes."""
-    from stigmergy.pki.authority import REVOKED, AuthorityFolder
+    from stigmergy.pki.authority import AuthorityFolder
 
     authority = AuthorityFolder(arguments.ca)
     member = authority.revoke(arguments.name)
