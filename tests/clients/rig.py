@@ -92,6 +92,7 @@ async def serving(
     folder: Path,
     *,
     authority: trustme.CA | None = None,
+    identity: Path | None = None,
     ports: tuple[int, int] = (0, 0),
     **options: Any,
 ) -> AsyncIterator[Urls]:
@@ -103,7 +104,11 @@ async def serving(
         cert, key = folder / "cert.pem", folder / "key.pem"
         issued.private_key_pem.write_to_path(key)
         cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    http, grpc = (read_address(f"127.0.0.1:{port}", cert, key) for port in ports)
+    client_ca = None
+    if identity is not None:
+        cert = key = identity / "identity.pem"
+        client_ca = identity / "ca.pem"
+    http, grpc = (read_address(f"127.0.0.1:{port}", cert, key, client_ca) for port in ports)
     api = ApiServer(fleet, asker, Serving(http, folder / "tokens", grpc=grpc, numbers=numbers, **options))
     urls = await api.start()
     try:

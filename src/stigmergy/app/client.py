@@ -55,6 +55,7 @@ from stigmergy.network.watching import HistoryClient, NodesWatching, TopicWatchi
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import OFF, SIGN
 from stigmergy.node.watching import Watching, read_start, read_watched
+from stigmergy.pki.identity import with_identity
 
 AGAIN_S = 1.0
 AGAIN_S_MAX = 5.0
@@ -445,6 +446,7 @@ def connect(
     name: str = "",
     token: str | None = None,
     ca: str | Path | None = None,
+    identity: str | Path | None = None,
     within_s: float = WITHIN_S,
     key: str | Path | None = None,
     signatures: str = SIGN,
@@ -454,10 +456,11 @@ def connect(
 
     `fleet` is its name, which HTTP does not need; give the `Fleet` itself where it has a `shard_by`. `site` is the site
     of the nodes on the bus. `name` says who sends, in the log; else it is a random one. `token` is one that `stigmergy
-    token create` made; `ca` the file of the certificates to trust, where the system does not. Each call waits
-    `within_s` seconds at most, unless it is told otherwise. On a bus `key` is the file of a private key that signs what
-    this client sends, and it passes over what nodes have not signed although they do; with `signatures="off"` it
-    neither signs nor verifies. Use it with `async with`.
+    token create` made; `ca` the file of the certificates to trust, where the system does not; `identity` the folder of
+    the certificate that the link is to show, with those to trust. Each call waits `within_s` seconds at most, unless it
+    is told otherwise. On a bus `key` is the file of a private key that signs what this client sends, and it passes over
+    what nodes have not signed although they do; with `signatures="off"` it neither signs nor verifies. Use it with
+    `async with`.
     """
     given: object = url
     if not isinstance(given, str) or ":" not in given:
@@ -475,29 +478,37 @@ def connect(
         raise ConfigError(f"connect({shown(url)!r}): key= signs messages on a bus; for an API give token=")
     if scheme in API_SCHEMES:
         named = fleet.name if isinstance(fleet, Declaration) else fleet or ""
-        return RemoteClient(_open_transport(url, fleet, token, ca), shown(url), within_s, named)
+        return RemoteClient(_open_transport(url, fleet, token, ca, identity), shown(url), within_s, named)
     if token is not None or ca is not None:
         raise ConfigError(f"connect({shown(url)!r}): a broker is told who you are in its URL; leave token= and ca= out")
     if fleet is None:
         raise ConfigError(f"connect({shown(url)!r}): which fleet? Give fleet=, its name or the fleet itself")
     signer = None if key is None else load_signer(Path(key), create=False)
-    return BusClient(url, fleet, site, name, within_s, signer=signer, signatures=signatures)
+    return BusClient(
+        with_identity(url, identity), fleet, site, name, within_s, signer=signer, signatures=signatures
+    )
 
 
-def _open_transport(url: str, fleet: str | Declaration | None, token: str | None, ca: str | Path | None) -> Transport:
+def _open_transport(
+    url: str,
+    fleet: str | Declaration | None,
+    token: str | None,
+    ca: str | Path | None,
+    identity: str | Path | None,
+) -> Transport:
     """The library of a transport is imported where it is asked for."""
     try:
         if urlsplit(url).scheme in HTTP:
             from stigmergy.clients.http import HttpTransport
 
-            return HttpTransport(url, token, ca)
+            return HttpTransport(url, token, ca, identity)
         from stigmergy.clients.grpc import GrpcTransport
     except ModuleNotFoundError as error:
         extra = "client" if urlsplit(url).scheme in HTTP else "grpc"
         raise ConfigError(f'connect({shown(url)!r}) needs {error.name}: pip install "stigmergy[{extra}]"') from None
     if fleet is None:
         raise ConfigError(f"connect({shown(url)!r}): which fleet? gRPC names it in its requests: give fleet=")
-    return GrpcTransport(url, fleet if isinstance(fleet, str) else fleet.name, token, ca)
+    return GrpcTransport(url, fleet if isinstance(fleet, str) else fleet.name, token, ca, identity)
 
 
 def _with_channel(topics: str) -> str:

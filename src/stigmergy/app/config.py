@@ -5,6 +5,7 @@
     journal = "sqlite:fleet.db"        # sqlite:path · segments:folder · memory:
     key = "fleet.key"
     trust = ["old.key"]                # keys whose end of the log is believed beside our own; after a rotation
+    identity = "north"                 # the folder with our certificate, for links with TLS; see docs/certificates.md
     agents = ["Drone/D-17"]            # whom this node runs, also "Drone/D-1*" or "Drone/*"; else everybody
     bus = "mqtt://gateway:1883"        # who is told what agents publish, and who may send commands
     site = "north"                     # where this is; else "local"
@@ -47,9 +48,11 @@ from msgspec import Struct, structs
 from stigmergy.base.errors import ConfigError
 from stigmergy.diagnostics.lines import LogConfig
 from stigmergy.node.settings import Settings
+from stigmergy.pki.identity import signing_key, with_identity
 from stigmergy.uplink.rules import UplinkRule
 
 CONFIG_FILE = "stigmergy.toml"
+_URLS = ("journal", "bus", "ledger", "uplink_to", "collect_from", "blobs", "views", "models")
 CONFIG_BYTES_MAX = 1024 * 1024
 _WRITTEN_KEY = re.compile(r"stigmergy-.*|[0-9a-fA-F]{64}")
 """A public key itself, where any other text is the path of its file."""
@@ -100,6 +103,8 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the fleet's policy is, which commands pass before agents decide; without it nobody is asked."""
     policy_keys: tuple[str, ...] = ()
     """The same for policies."""
+    identity: str | None = None
+    """The folder of this node's certificate, which links with TLS show unless their URL names other files."""
     metrics: str | None = None
     """HOST:PORT of the page for Prometheus; none without it."""
 
@@ -125,7 +130,8 @@ def read_config(path: Path) -> Config:
     if unknown := config.log.unknown_codes():
         raise ConfigError(f"{path}: {unknown[0]!r} under [log.codes] is no code of a message; see docs/logging.md")
     settings = _settings_beside(config.settings, path.parent)
-    return structs.replace(config, fleet=_beside(config.fleet, path.parent), settings=settings)
+    beside = structs.replace(config, fleet=_beside(config.fleet, path.parent), settings=settings)
+    return with_identity_in(beside, None)
 
 
 def find_config(directory: Path) -> Config:
@@ -147,6 +153,7 @@ def _beside(place: FleetConfig, folder: Path) -> FleetConfig:
         key=key,
         trust=_keys_beside(place.trust, folder),
         peers=_keys_beside(place.peers, folder),
+        identity=None if place.identity is None else str(folder / place.identity),
         models=None if place.models is None else _store_beside(place.models, folder),
         model_keys=_keys_beside(place.model_keys, folder),
         policy=None if place.policy is None else _store_beside(place.policy, folder),
@@ -156,6 +163,27 @@ def _beside(place: FleetConfig, folder: Path) -> FleetConfig:
         copies=tuple(_store_beside(url, folder) for url in copies),
         views=None if place.views is None else _file_beside(place.views, folder),
         blobs=None if place.blobs is None else _store_beside(place.blobs, folder),
+    )
+
+
+def with_identity_in(config: Config, folder: str | Path | None) -> Config:
+    """The same, with this identity on every link with TLS; what it says itself holds without one. The log is signed
+    with the key of the identity, if that has one and no other is named."""
+    place, folder = config.fleet, folder or config.fleet.identity
+    if folder is None:
+        return config
+    own = signing_key(Path(folder))
+    named = {name: value for name in _URLS if (value := getattr(place, name)) is not None}
+    copies = (place.copies,) if isinstance(place.copies, str) else place.copies
+    return structs.replace(
+        config,
+        fleet=structs.replace(
+            place,
+            identity=str(folder),
+            key=place.key or (None if own is None else str(own)),
+            copies=tuple(with_identity(url, folder) for url in copies),
+            **{name: with_identity(url, folder) for name, url in named.items()},
+        ),
     )
 
 

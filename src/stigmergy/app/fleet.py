@@ -81,6 +81,7 @@ from stigmergy.node.host import Connections, Host, connections_of, open_host
 from stigmergy.node.needs import needs_of
 from stigmergy.node.profiling import Profiler
 from stigmergy.node.settings import Settings
+from stigmergy.pki.identity import with_identity
 from stigmergy.traces.exporter import SpanExporter
 from stigmergy.uplink.rules import UplinkRule
 from stigmergy.views.service import HostLogs, ViewService
@@ -199,7 +200,8 @@ class Running:
         rings: Sequence[str | Path] = (),
     ) -> None:
         self._fleet = fleet
-        self.url = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
+        named = journal or config.fleet.journal or f"sqlite:{fleet.name}.db"
+        self.url = with_identity(named, config.fleet.identity)
         self._key = key or (Path(config.fleet.key) if config.fleet.key else default_key_path(fleet.name, self.url))
         self._settings = settings or config.settings
         self._trust = [read_key(text).key for text in (*config.fleet.trust, *trust)]

@@ -26,6 +26,7 @@ from stigmergy.nats.gateway.leaf import Leaf, LeafPlan
 from stigmergy.nats.servers.configuration import ServerTlsFiles
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import BusSettings
+from stigmergy.pki.identity import AUTHORITIES, PAIR, check_identity
 from stigmergy.store.port import KeyValue, Lease
 from stigmergy.uplink.distributor import Distributor
 from stigmergy.uplink.names import UplinkSource
@@ -133,10 +134,13 @@ def read_hubs(path: Path) -> list[str]:
     return found
 
 
-def hub_tls(ca: str | None, cert: str | None, key: str | None) -> ServerTlsFiles | None:
-    """What a gateway shows to a hub that wants TLS; None where nothing of it is given."""
+def hub_tls(ca: str | None, cert: str | None, key: str | None, identity: str | None = None) -> ServerTlsFiles | None:
+    """What a gateway shows to a hub that wants TLS: these files, else its identity; None where nothing is given."""
     if bool(cert) != bool(key):
         raise ConfigError("a certificate and its key belong together; give both --hub-cert and --hub-key, or neither")
+    if identity is not None and not ca and not cert:
+        folder = check_identity(Path(identity).resolve())
+        return ServerTlsFiles(str(folder / PAIR), str(folder / PAIR), str(folder / AUTHORITIES))
     return ServerTlsFiles(cert or "", key or "", ca or "") if ca or cert else None
 
 

@@ -28,6 +28,7 @@ from stigmergy.network.registry import QUIET_S, Registry
 from stigmergy.network.remote_ledger import gateways_of
 from stigmergy.node.declaration import Declaration
 from stigmergy.node.settings import TraceSettings
+from stigmergy.pki.identity import with_identity
 from stigmergy.store.port import KeyValue, Objects, Store
 from stigmergy.traces.exporter import SpanExporter
 from stigmergy.uplink.rules import UplinkRule
@@ -39,6 +40,7 @@ LEDGERS = "stigmergy.ledgers"
 STORES = "stigmergy.stores"
 FOLDER = "folder:"
 MQTT_SESSION_S = {"mqtt": 0, "mqtts": 0}
+URLS = ("bus", "ledger", "uplink_to", "collect_from", "blobs", "views", "models", "policy")
 NO_SESSION_S = {**MQTT_SESSION_S, "nats": 1, "tls": 1}
 """How long a broker is to keep the session of a client that only looks, in seconds, by the scheme of its URL."""
 QUIET_MEMORY_S = 0.02
@@ -90,7 +92,7 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         raise ConfigError(
             'uplink_to is set without an uplink; say what goes up, for example uplink = { only = ["Alert"] }'
         )
-    return NodeConfig(
+    node_config = NodeConfig(
         bus,
         given.site or place.site or "local",
         given.node or place.node or safe_node_name(socket.gethostname()),
@@ -109,6 +111,10 @@ def find_node_config(given: NodeConfig, config: Config) -> NodeConfig:
         given.policy or place.policy,
         given.policy_keys or place.policy_keys,
         given.take_over,
+    )
+    shows = {name: with_identity(url, place.identity) for name in URLS if (url := getattr(node_config, name))}
+    return structs.replace(
+        node_config, copies=tuple(with_identity(url, place.identity) for url in node_config.copies), **shows
     )
 
 

@@ -19,6 +19,7 @@ from stigmergy.cli.display import exits
 from stigmergy.cli.display.frames import draw_standing, fit
 from stigmergy.cli.display.output import BAD, GOOD, HEADING, NAME, WARN, Cell, Output, counted
 from stigmergy.cli.display.terminal import Terminal
+from stigmergy.cli.trust.cluster import secure_cluster, secured_urls, tell_secured, write_users_of
 from stigmergy.nats.servers import (
     DEVICE,
     DURABLE_LINES,
@@ -27,6 +28,7 @@ from stigmergy.nats.servers import (
     SYSTEM,
     NatsAddress,
     Passwords,
+    Secured,
     ServerPlan,
     ServerTlsFiles,
     draw_passwords,
@@ -51,6 +53,8 @@ STORE = "/var/lib/stigmergy/nats"
 GIB = 1024**3
 FORMAT = 1
 URLS, NOTES = "urls.txt", "cluster.json"
+IDENTITY = "/etc/stigmergy/identity"
+"""Where each host of a secure cluster has its identity."""
 PURPOSES = {
     FLEET: "workers, and the command line: --nats URL",
     GATEWAY: "gateways: --hub USER:PASSWORD@HOST:PORT, for each",
@@ -60,6 +64,7 @@ PURPOSES = {
 EXAMPLES = """examples:
   stigmergy cluster config --hosts hub-1,hub-2,hub-3      a file for each host and one with URLs, in cluster-config/
   stigmergy cluster config --hosts hub-1,hub-2,hub-3 --tls-cert server.pem --tls-key server.key --tls-ca ca.pem
+  stigmergy cluster config --hosts hub-1,hub-2,hub-3 --secure      certificates for everybody, no passwords
   stigmergy cluster config --join hub-4 --instead-of hub-2      a server more for the same cluster, for one that is lost
 """
 
@@ -75,6 +80,8 @@ class ClusterNotes(Struct, frozen=True):
     tls: ServerTlsFiles | None = None
     has_mqtt: bool = True
     format: int = FORMAT
+    secured: Secured | None = None
+    """Where the servers find their certificates, if everybody shows one."""
 
     @property
     def plans(self) -> list[ServerPlan]:
@@ -87,6 +94,7 @@ class ClusterNotes(Struct, frozen=True):
             tls=self.tls,
             has_mqtt=self.has_mqtt,
             file_bytes=int(self.store_gib * GIB),
+            secured=self.secured,
         )
 
 
@@ -109,6 +117,11 @@ def add_config(actions: Any) -> None:
     config.add_argument("--tls-cert", metavar="FILE", help="each host's certificate, as it is named there")
     config.add_argument("--tls-key", metavar="FILE", help="its key")
     config.add_argument("--tls-ca", metavar="FILE", help="the CA of accepted client certificates")
+    config.add_argument(
+        "--secure",
+        action="store_true",
+        help="all links by mutual TLS: an authority in DIR/ca; each host has its identity in --identity",
+    )
     config.add_argument("--no-mqtt", action="store_true", help="no listener for devices that speak MQTT")
 
 
@@ -120,8 +133,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.join is not None:
         notes, plans = _join(folder, arguments.join, arguments.instead_of)
         _write_new(folder, {f"{plan.name}.conf": write_configuration(plan) for plan in plans})
+        if notes.secured is not None:
+            secure_cluster(folder, notes.secured, plans)
         _write_over(folder, notes)
-        _tell(folder, plans, urls_of(notes.plans, notes.passwords, notes.tls), output)
+        _tell(folder, notes, plans, output)
         return exits.OK
     if not 0 < arguments.store_gib <= 1e6:
         raise ConfigError(f"--store-gib {arguments.store_gib:g}: give how many GiB a server may use, such as 100")
@@ -134,9 +149,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         _tls(arguments),
         not arguments.no_mqtt,
     )
+    if arguments.secure:
+        notes = msgspec.structs.replace(notes, secured=_secured(arguments, notes))
     texts = {f"{plan.name}.conf": write_configuration(plan) for plan in notes.plans}
-    _write_new(folder, {**texts, URLS: _urls_text(notes), NOTES: _notes_text(notes)})
-    _tell(folder, notes.plans, urls_of(notes.plans, notes.passwords, notes.tls), output)
+    _write_new(folder, {**texts, URLS: _urls_text(notes, folder), NOTES: _notes_text(notes)})
+    if notes.secured is not None:
+        secure_cluster(folder, notes.secured, notes.plans)
+    _tell(folder, notes, notes.plans, output)
     return exits.OK
 
 
@@ -160,6 +179,16 @@ def _join(folder: Path, host: str, lost: str | None) -> tuple[ClusterNotes, list
     return notes, [notes.plans[-1]]
 
 
+def _secured(arguments: argparse.Namespace, notes: ClusterNotes) -> Secured:
+    """Where the servers of a secure cluster find their identities: here, if they all run on this machine."""
+    if notes.tls is not None:
+        raise ConfigError("--secure has its own authority; leave --tls-cert, --tls-key and --tls-ca out")
+    given: str | None = getattr(arguments, "identity", None)
+    if given is None and all(place.host.startswith("127.") for place in parse_hosts(notes.hosts)):
+        return Secured(notes.name, str(arguments.to.resolve()))
+    return Secured(notes.name, given or IDENTITY, is_shared=True)
+
+
 def _tls(arguments: argparse.Namespace) -> ServerTlsFiles | None:
     cert, key, ca = arguments.tls_cert, arguments.tls_key, arguments.tls_ca
     if bool(cert) != bool(key) or (ca and not cert):
@@ -167,7 +196,9 @@ def _tls(arguments: argparse.Namespace) -> ServerTlsFiles | None:
     return None if cert is None else ServerTlsFiles(cert, key, ca or "")
 
 
-def _urls_text(notes: ClusterNotes) -> str:
+def _urls_text(notes: ClusterNotes, folder: Path) -> str:
+    if notes.secured is not None:
+        return secured_urls(folder, notes.plans)
     hint = (
         "" if notes.tls is None else "# Clients add ?ca=FILE, and &cert=FILE&key=FILE if the servers want to see one.\n"
     )
@@ -199,14 +230,15 @@ def _write_new(folder: Path, texts: dict[str, str]) -> None:
 
 def _write_over(folder: Path, notes: ClusterNotes) -> None:
     """What says which servers there are; the configurations of the others need no change: servers tell each other."""
-    for name, text in ((URLS, _urls_text(notes)), (NOTES, _notes_text(notes))):
+    for name, text in ((URLS, _urls_text(notes, folder)), (NOTES, _notes_text(notes))):
         new = folder / f"{name}.new"
         new.touch(mode=0o600)
         new.write_text(text, encoding="utf-8")
         new.rename(folder / name)
 
 
-def _tell(folder: Path, plans: list[ServerPlan], urls: dict[str, str], output: Output) -> None:
+def _tell(folder: Path, notes: ClusterNotes, plans: list[ServerPlan], output: Output) -> None:
+    urls = {} if notes.secured is not None else urls_of(notes.plans, notes.passwords, notes.tls)
     output.document(
         {
             "folder": str(folder),
@@ -238,8 +270,11 @@ def _tell(folder: Path, plans: list[ServerPlan], urls: dict[str, str], output: O
     ]
     output.table(("SERVER", "FILE", "PORTS"), rows)
     output.line()
+    if notes.secured is not None:
+        tell_secured(folder, notes.secured, plans, output)
     output.line(("Start each on its host: ", HEADING), f"nats-server -c {plans[0].name}.conf")
-    output.line(("Passwords are in ", HEADING), str(folder / URLS), (", for: ", HEADING), ", ".join(urls))
+    if notes.secured is None:
+        output.line(("Passwords are in ", HEADING), str(folder / URLS), (", for: ", HEADING), ", ".join(urls))
     output.line()
     output.line(("What durability hangs on:", HEADING))
     for line, why in DURABLE_LINES:
@@ -357,6 +392,13 @@ def add_commands(commands: Any) -> None:
     )
     actions = parser.add_subparsers(metavar="ACTION", title="actions", required=True)
     add_config(actions)
+    users = actions.add_parser(
+        "users",
+        run=write_users_of,
+        help="write anew who may connect",
+        description="Writes the users of a secure cluster from the list of its authority, without revoked ones.",
+    )
+    users.add_argument("--to", metavar="DIR", type=Path, default=DEFAULT_FOLDER, help=f"the files ({DEFAULT_FOLDER})")
     look = actions.add_parser(
         "check",
         run=check_cluster,
@@ -465,6 +507,8 @@ def _urls(arguments: argparse.Namespace) -> tuple[NatsAddress, NatsAddress | Non
         raise ConfigError(f"{arguments.urls} cannot be read: {error}") from None
     found = [parse_address(line) for line in lines if line.startswith(("nats://", "tls://"))]
     by_user = {address.user: address for address in found}
+    if list(by_user) == [""]:  # all show certificates: the operator's, then the administrator's
+        return found[0], parse_address(system) if system is not None else found[-1]
     if FLEET not in by_user:
         raise ConfigError(f"{arguments.urls} has no URL of the user {FLEET}; is it the urls.txt of a cluster?")
     return by_user[FLEET], parse_address(system) if system is not None else by_user.get(SYSTEM)

@@ -81,6 +81,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
         fleet_of,
     )
     from stigmergy.cli.machine_checks import check_clocks, check_disk, check_limits, check_versions
+    from stigmergy.cli.trust.checks import check_identity_folder
 
     try:
         config = config_of(arguments)
@@ -102,6 +103,9 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
         yield check_archive(settings.retention.archive)
     if spec := getattr(arguments, "fleet", None) or config.fleet.module:
         yield from check_needs(config.fleet, spec, folder_of(arguments))
+    beside = None if path is None or url is None else default_key_path("", url)
+    key = arguments.key or (Path(config.fleet.key) if config.fleet.key else beside)
+    yield from check_identity_folder(config.fleet.identity, key, time.time())
     yield from check_bus(config.fleet.bus)
     yield from check_clusters((config.fleet.bus, config.fleet.ledger, url))
     yield from check_replication(config.fleet, url)
@@ -110,8 +114,6 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
         node = f"{node_config.site}/{node_config.node}"
         yield from check_copies(node_config.copies, fleet_of(url), node, time.time_ns())
     if url is not None:
-        beside = None if path is None else default_key_path("", url)
-        key = arguments.key or (Path(config.fleet.key) if config.fleet.key else beside)
         yield from check_journal(url, key, time.time_ns())
 
 

@@ -155,7 +155,7 @@ def _plan(arguments: argparse.Namespace, config: Config, fleet: Fleet, site: str
         folder=arguments.data or Path(f"gateway-{site}"),
         node=arguments.node,
         hubs=tuple(arguments.hub),
-        hub_tls=hub_tls(arguments.hub_ca, arguments.hub_cert, arguments.hub_key),
+        hub_tls=hub_tls(arguments.hub_ca, arguments.hub_cert, arguments.hub_key, config.fleet.identity),
         hub_replicas=arguments.hub_replicas,
         rule=rule,
         host=arguments.host,

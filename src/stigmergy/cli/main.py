@@ -23,7 +23,6 @@ from stigmergy.cli import (
     completion,
     doctor,
     gateway,
-    keys,
     ledger,
     log,
     new,
@@ -41,7 +40,9 @@ from stigmergy.cli import (
 from stigmergy.cli.api import profile, proto, serve, token, trace, view, workflows
 from stigmergy.cli.display import exits
 from stigmergy.cli.display.output import Output, Parser, version
+from stigmergy.cli.display.places import show_identity
 from stigmergy.cli.stores import blob, model, policy, restore
+from stigmergy.cli.trust import ca, keys
 
 GROUPS = (
     new,
@@ -68,6 +69,7 @@ GROUPS = (
     ledger,
     doctor,
     keys,
+    ca,
     model,
     policy,
     sim,
@@ -146,5 +148,6 @@ def _run(given: list[str], output: Output) -> int:
     if not hasattr(parsed, "run"):
         parser.print_help(sys.stderr if output.json else sys.stdout)
         return exits.OK if not output.json else exits.USAGE
+    show_identity(parsed)
     code: int = parsed.run(parsed, output)
     return code

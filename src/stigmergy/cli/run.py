@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Coroutine
@@ -37,6 +38,7 @@ from stigmergy.cli.display.places import (
     url_of,
 )
 from stigmergy.cli.display.troubles import LOG, TroubleWatch
+from stigmergy.cli.trust.keeping import kept_identity
 from stigmergy.control.description import described_recovery
 from stigmergy.control.live import Live
 from stigmergy.control.metrics import ProcessMetrics
@@ -164,7 +166,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     make_process_ours(large_commits=fleet.has_compiled)
     with log_of(arguments, config, fleet.name, "node", running.node_config.node or "") as output.log:
         _tell_unused(fleet, running.node_config)
-        return run_to_the_end(NodeRun(fleet, running, path, output, serving, metrics).live_and_die())
+        node = NodeRun(fleet, running, path, output, serving, metrics)
+        place, key = running.node_config, arguments.key or (Path(config.fleet.key) if config.fleet.key else None)
+        node.keeping = kept_identity(config, key, place.bus, place.ledger, running.url)
+        return run_to_the_end(node.live_and_die())
 
 
 def _tell_unused(fleet: Fleet, node_config: NodeConfig) -> None:
@@ -232,11 +237,13 @@ class NodeRun:
         self._troubles = TroubleWatch(output, fleet.name)
         self.on_live: Callable[[Live], None] = lambda _: None
         """Called once the fleet runs and listens."""
+        self.keeping: contextlib.AbstractAsyncContextManager[None] = contextlib.nullcontext()
+        """Entered while the fleet runs."""
 
     async def live_and_die(self) -> int:
         """Everything from recovery to the end."""
         began_s = time.monotonic()
-        async with self._running as live:
+        async with self._running as live, self.keeping:
             self._heed_signals()
             self._tell_recovered(live, time.monotonic() - began_s)
             metrics, stop = self._metrics, lambda: self._stop("control")

@@ -35,13 +35,16 @@ from stigmergy.diagnostics.codes import ERROR
 from stigmergy.diagnostics.codes import WARN as WARN_LEVEL
 from stigmergy.diagnostics.lines import LogLine
 from stigmergy.nats.servers import find_program, on_cluster, parse_address, write_configuration
+from stigmergy.nats.servers.configuration import LOOPBACK_HOSTS, OPERATOR
 from stigmergy.node.needs import BUS, LEDGER, needs_of
+from stigmergy.pki.names import NODE
 from stigmergy.serve.tokens import how_to_create
 
 if TYPE_CHECKING:
     from rich.live import Live
 
     from stigmergy.nats.servers.folder import ClusterFolder
+    from stigmergy.nats.servers.identities import LocalIdentities
     from stigmergy.nats.servers.status import ClusterStatus
 
 DATA = Path("stigmergy-cluster")
@@ -52,6 +55,8 @@ READY_S_MAX = 60.0
 LOOK_S = 0.1
 SHOW_EVERY_S = 1.0
 UNOWNED_S = 1.0
+MEMBERS_EVERY_S = 1.0
+"""How often a secure cluster looks at the list of its authority."""
 WORKERS_END_S_MAX = 60.0
 SERVERS_END_S_MAX = 15.0
 SERVER, WORKER, GATEWAY, PROJECT, API = "server", "worker", "gateway", "project", "serve"
@@ -64,6 +69,7 @@ EXAMPLES = """examples:
   stigmergy up drone:fleet --nodes 3 --workers 2      and two workers of the fleet in drone.py
   stigmergy up drone:fleet --serve :8080 --grpc :9090     and the API of the fleet, over HTTP and gRPC
   stigmergy up drone:fleet --serve 0.0.0.0:8443 --cert fleet.crt --cert-key fleet.pem     for others, with tokens
+  stigmergy up drone:fleet --secure                   and every link by mutual TLS
   stigmergy up drone:fleet --gateway north            and a gateway for devices at the site north
 """
 
@@ -97,6 +103,9 @@ def add_commands(commands: Any) -> None:
         action="store_true",
         help="workers, gateways and views tell Prometheus, each on a free port of loopback",
     )
+    parser.add_argument(
+        "--secure", action="store_true", help="all links by mutual TLS, with an authority in the folder; for good"
+    )
     add_serving(parser, tokens=f"in the folder of the cluster, {DATA / TOKENS}")
     add_log(parser)
 
@@ -128,14 +137,34 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             serving_of(arguments, arguments.serve, None, fleet, module_folder(arguments.fleet))  # what it would refuse
         unmet = needs_of(fleet).unmet(bus=place.bus is not None, ledger=place.ledger is not None)
     find_program()
-    folder = ClusterFolder(arguments.data, arguments.nodes, arguments.port)
+    secure_for = "" if not arguments.secure else "local" if fleet is None else fleet.name
+    if secure_for:
+        _check_secure(arguments)
+    folder = ClusterFolder(arguments.data, arguments.nodes, arguments.port, secure_for)
     try:
+        if folder.identities is not None:
+            _check_secure(arguments)
         folder.check_ports()
         name = "" if fleet is None else fleet.name
         with log_of(arguments, config_of(arguments), name, "up") as output.log:
             return asyncio.run(_Cluster(folder, arguments, fleet, workers, unmet, output).live_and_die())
     finally:
         folder.close()
+
+
+def _check_secure(arguments: argparse.Namespace) -> None:
+    """Refuses what would not be encrypted, or would let somebody in without a certificate."""
+    try:
+        import cryptography  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError('certificates need cryptography: pip install "stigmergy[pki]"') from None
+    if arguments.gateway:
+        raise ConfigError(
+            "--gateway: the server of a site does not ask its own devices for certificates yet, so a cluster with "
+            "--secure starts none; leave it out, or start it on its own: stigmergy gateway … --identity DIR"
+        )
+    if getattr(arguments, "identity", None) is not None:
+        raise ConfigError("--identity: a cluster with --secure makes the identities of its processes; leave it out")
 
 
 class _Cluster:
@@ -221,7 +250,9 @@ class _Cluster:
         return ServerWatch(child, plan, self._folder.path / f"{plan.name}.log", say)
 
     def _worker(self, number: int) -> Child:
-        return self._speaking(f"worker-{number}", WORKER, *self._worker_options(), "--name", f"w{number}")
+        name = f"worker-{number}"
+        options = (*self._worker_options(), "--name", f"w{number}")
+        return self._speaking(name, WORKER, *options, key=self._folder.path / KEY)
 
     def _worker_options(self) -> list[str]:
         """Where a worker of this cluster finds everything."""
@@ -261,10 +292,17 @@ class _Cluster:
     def _api(self) -> Child:
         """The API of the fleet."""
         listens = ["--listen", self._arguments.serve, *serving_options(self._arguments)]
+        if self._folder.identities is not None and not self._arguments.cert and not self._arguments.client_ca:
+            listens.append(f"--client-ca={self._folder.identities.certificate}")
         return self._speaking("api", API, "--nats", self._folder.kept_url, *listens)
 
-    def _speaking(self, name: str, kind: str, *options: str) -> Child:
-        """A process of our own program, of the command that is called as its kind."""
+    def _speaking(self, name: str, kind: str, *options: str, key: Path | None = None) -> Child:
+        """A process of our own program, of the command that is called as its kind. `key` signs what it writes."""
+        if self._folder.identities is not None:
+            if key is not None:
+                load_signer(key, create=True)
+            hosts = (*LOOPBACK_HOSTS, *self._arguments.host) if kind == API else ()
+            options = (*options, "--identity", str(self._folder.identities.folder(NODE, name, *hosts, key=key)))
         config = [] if self._arguments.config is None else ["--config", str(self._arguments.config)]
         config += ["--log-format", "json", "--json"]
         command = [sys.executable, "-m", "stigmergy", kind, self._arguments.fleet, *options, *config]
@@ -279,6 +317,8 @@ class _Cluster:
     # ------------------------------------------------------------------ its life
 
     async def _begin(self) -> None:
+        if self._folder.identities is not None:
+            self._folder.identities.write_users()
         for server in self._servers:
             server.begin()
         self._watching = [asyncio.ensure_future(watch.run()) for watch in self._watches]
@@ -297,7 +337,38 @@ class _Cluster:
         for child in (*self._workers, *self._gateways, *self._projectors, *self._apis):
             child.begin()
         self._watching.append(asyncio.ensure_future(watch_members(self._workers, self._say_unready)))
+        if self._folder.identities is not None:
+            self._watching.append(asyncio.ensure_future(self._keep_members(self._folder.identities)))
+            self._watching.append(asyncio.ensure_future(self._answer_renewals(self._folder.identities)))
         self._tell_up()
+
+    async def _keep_members(self, identities: LocalIdentities) -> None:
+        """Has the servers read anew who may connect, when that changes: they end the links of whoever was revoked."""
+        while True:
+            try:
+                renewed = await asyncio.to_thread(identities.renew)
+                changed = await asyncio.to_thread(identities.write_users)
+            except StigmergyError as error:
+                self._note("members-unread", f"the list of the authority cannot be used: {error}", BAD)
+                renewed, changed = (), False
+            if renewed or changed:
+                for server in self._servers:
+                    server.signal(signal.SIGHUP)
+                what = f"renewed {', '.join(renewed)}" if renewed else "the list of the authority has changed"
+                self._note("members-changed", f"{what}: the servers have read who may connect")
+            await asyncio.sleep(MEMBERS_EVERY_S)
+
+    async def _answer_renewals(self, identities: LocalIdentities) -> None:
+        """Of workers and others that `up` has not started."""
+        from stigmergy.nats.renewals import answer_renewals
+
+        address = parse_address(self._folder.own_url)
+        while True:
+            try:
+                await on_cluster(address, lambda link: answer_renewals(link, identities.authority), name="stigmergy ca")
+            except StigmergyError as error:
+                LOG.say("members-unread", f"certificates cannot be renewed over the servers: {error}")
+            await asyncio.sleep(SHOW_EVERY_S)
 
     async def _admit_gateways(self) -> None:
         """Lets gateways write to the ledger: each signs with a key of its own, which nobody there knows yet."""
@@ -448,12 +519,19 @@ class _Cluster:
 
     def _tell_up(self) -> None:
         spec, url = self._arguments.fleet, self._folder.url
+        operator = self._folder.identity(OPERATOR)
+        shows = "" if operator is None else f" {shlex.join(['--identity', str(operator)])}"
         of_fleet = f" --fleet {spec}" if spec else " --fleet MODULE:FLEET"
         uses = [
-            ("look at it", f"stigmergy status --nats {url}"),
-            ("send", f"stigmergy send KIND/NAME COMMAND FIELD=VALUE --nats {url}{of_fleet}"),
+            ("look at it", f"stigmergy status --nats {url}{shows}"),
+            ("send", f"stigmergy send KIND/NAME COMMAND FIELD=VALUE --nats {url}{of_fleet}{shows}"),
             ("one more worker", shlex.join(["stigmergy", WORKER, spec or "MODULE:FLEET", *self._worker_options()])),
         ]
+        if operator is not None:
+            authority = shlex.join(["--ca", str(self._folder.path / "ca")])
+            uses[-1] = (uses[-1][0], f"{uses[-1][1]} --identity NAME")
+            uses.append(("an identity for it", f"stigmergy ca issue node NAME {authority}"))
+            uses.append(("for a device", f"stigmergy ca issue device NAME {authority}"))
         if self._apis:
             uses.append(("a token for the API", how_to_create(self._arguments.tokens)))
         document = {"event": "up", "nats": url, "uses": dict(uses)}
@@ -530,7 +608,7 @@ class _Cluster:
         """Keeps what is shown of the cluster new, over one connection."""
         while True:
             try:
-                await on_cluster(parse_address(self._folder.url), self._look_on, name="stigmergy up")
+                await on_cluster(parse_address(self._folder.own_url), self._look_on, name="stigmergy up")
             except StigmergyError as error:
                 self._standing, self._trouble = None, str(error)
             await asyncio.sleep(LOOK_S)

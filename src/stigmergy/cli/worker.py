@@ -26,6 +26,7 @@ from stigmergy.cli.display.output import GOOD, NAME, Output, counted, version
 from stigmergy.cli.display.places import add_models, add_peer_keys, config_of, fleet_spec, folder_of, load_fleet
 from stigmergy.cli.display.troubles import LOG, TroubleWatch
 from stigmergy.cli.run import run_to_the_end
+from stigmergy.cli.trust.keeping import kept_identity
 from stigmergy.cluster.worker import UNHEARD
 from stigmergy.control.live import Live
 from stigmergy.control.metrics import ProcessMetrics
@@ -105,10 +106,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     )
     make_process_ours(large_commits=fleet.has_compiled)
     with log_of(arguments, config, fleet.name, "worker", arguments.name or "") as output.log:
-        return run_to_the_end(_live_and_die(worker, report))
+        key = arguments.key or (Path(config.fleet.key) if config.fleet.key else None)
+        return run_to_the_end(_live_and_die(worker, report, kept_identity(config, key, arguments.nats)))
 
 
-async def _live_and_die(worker: NatsWorker, report: WorkerReport) -> int:
+async def _live_and_die(
+    worker: NatsWorker, report: WorkerReport, keeping: contextlib.AbstractAsyncContextManager[None]
+) -> int:
     loop = asyncio.get_running_loop()
 
     def signalled(number: signal.Signals) -> None:
@@ -118,7 +122,7 @@ async def _live_and_die(worker: NatsWorker, report: WorkerReport) -> int:
             loop.remove_signal_handler(one)
         worker.stop()
 
-    async with worker as running:
+    async with worker as running, keeping:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signalled, number)
         report.connected(worker)

@@ -17,6 +17,7 @@ from stigmergy.clients.remote import ToldEvent, WantedEvents, error_of
 from stigmergy.control import protocol, replies
 from stigmergy.control.protocol import trace_headers
 from stigmergy.ledgers.records import ShownEntry, ShownLedger
+from stigmergy.pki.identity import AUTHORITIES, PAIR, check_identity
 from stigmergy.proto.grpc_library import grpc
 from stigmergy.proto.service import SERVICE, plain_service
 from stigmergy.proto.shapes import Timestamp
@@ -32,18 +33,23 @@ _json = msgspec.json.Encoder()
 class GrpcTransport:
     """One connection to one server."""
 
-    def __init__(self, url: str, fleet: str, token: str | None, ca: str | Path | None) -> None:
+    def __init__(
+        self, url: str, fleet: str, token: str | None, ca: str | Path | None, identity: str | Path | None = None
+    ) -> None:
         parts = urlsplit(url)
         if not parts.hostname or not parts.port or parts.path.strip("/") or parts.query or parts.username:
             raise ConfigError(f"connect({url!r}): give a URL like 'grpcs://fleet.example:9090', and token= beside it")
         self._target = parts.netloc
         self._credentials: Any = None
         if parts.scheme == "grpcs":
+            folder = None if identity is None else check_identity(Path(identity))
+            ca = ca or (None if folder is None else folder / AUTHORITIES)
             try:
                 roots = None if ca is None else Path(ca).read_bytes()
+                pair = None if folder is None else (folder / PAIR).read_bytes()
             except OSError as error:
                 raise ConfigError(f"ca={str(ca)!a}: the certificates cannot be read: {error}") from None
-            self._credentials = grpc.ssl_channel_credentials(roots)
+            self._credentials = grpc.ssl_channel_credentials(roots, pair, pair)
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._package, self._classes = plain_service(fleet)
         self._channel: Any = None

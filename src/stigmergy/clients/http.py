@@ -17,10 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, NoAnswer, NotRunning, StigmergyError, TooLarge
+from stigmergy.base.tls import RenewingContext, follow_as_client
 from stigmergy.clients.remote import ToldEvent, WantedEvents, error_of
 from stigmergy.control import protocol, replies
 from stigmergy.control.protocol import REPLY_BYTES_MAX, UnreadableReply, trace_headers
 from stigmergy.ledgers.records import ShownLedger
+from stigmergy.pki.identity import AUTHORITIES, PAIR, check_identity
 
 R = TypeVar("R")
 CONNECTIONS_MAX = 100
@@ -77,13 +79,14 @@ def quoted(address: str) -> str:
 class HttpTransport:
     """A few connections to one server, used again and again."""
 
-    def __init__(self, url: str, token: str | None, ca: str | Path | None) -> None:
+    def __init__(self, url: str, token: str | None, ca: str | Path | None, identity: str | Path | None = None) -> None:
         parts = urlsplit(url)
         if not parts.hostname or parts.query or parts.fragment or parts.username:
             raise ConfigError(f"connect({url!r}): give a URL like 'https://fleet.example:8443', and token= beside it")
         self._shown = f"{parts.scheme}://{parts.netloc}"
         self._base = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
-        verify: ssl.SSLContext | bool = trusted_context(ca) if parts.scheme == "https" else False
+        self._shows_identity = identity is not None
+        verify: ssl.SSLContext | bool = trusted_context(ca, identity) if parts.scheme == "https" else False
         self._http = httpx.AsyncClient(
             headers={} if token is None else {"authorization": f"Bearer {token}"},
             verify=verify,
@@ -162,7 +165,8 @@ class HttpTransport:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise NotRunning(f"{self._shown}: {explained(error)}") from None
         except httpx.HTTPError as error:
-            raise NoAnswer(f"{self._shown}: the connection broke ({explained(error)})") from None
+            hint = _if_unshown(self._shown, error, self._shows_identity)
+            raise NoAnswer(f"{self._shown}: the connection broke ({explained(error)}){hint}") from None
         except RuntimeError:
             raise NotRunning("the client was closed") from None
 
@@ -225,12 +229,27 @@ async def _server_sent(answer: httpx.Response) -> AsyncGenerator[tuple[str, str,
                 yield fields.get(b"event", b"").decode(), fields[b"id"].decode(), fields.get(b"data", b"")
 
 
-def trusted_context(ca: str | Path | None) -> ssl.SSLContext:
-    """Trusts the system's certificates, or those in a file. Raises ConfigError."""
+def trusted_context(ca: str | Path | None, identity: str | Path | None = None) -> ssl.SSLContext:
+    """Trusts the authorities of an identity and shows its certificate; else trusts the system's certificates, or those
+    in a file. Raises ConfigError."""
+    folder = None if identity is None else check_identity(Path(identity))
+    ca, pair = ca or (folder and folder / AUTHORITIES), str(folder / PAIR) if folder is not None else ""
     try:
-        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+        context = RenewingContext(ssl.PROTOCOL_TLS_CLIENT)
+        follow_as_client(context, "" if ca is None else str(ca), pair, pair)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"ca={str(ca)!a}: the certificates cannot be read: {error}") from None
+    return context
+
+
+def _if_unshown(shown: str, error: Exception, shows_identity: bool) -> str:
+    """What to try where the server ended the connection at once. TLS says why, but after the handshake: the library
+    drops it."""
+    if not isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+        return ""
+    if shown.startswith("http:"):
+        return "; if it takes encrypted connections only, write https://"
+    return "" if shows_identity else "; if it lets in only who shows a certificate, give connect(identity=DIR)"
 
 
 def explained(error: Exception) -> str:

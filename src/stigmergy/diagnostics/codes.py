@@ -158,6 +158,10 @@ _LIST = [
     LogCode("server-stuck", ERROR, "A server stores nothing.", "Free space on its disk."),
     LogCode("server-restarted", WARN, "A server that stored nothing is restarted.", _NOTHING),
     LogCode("server-well", INFO, "A server stores again.", _NOTHING),
+    LogCode("identity-renewed", INFO, "The certificate of this node is renewed.", _NOTHING),
+    LogCode("identity-not-renewed", WARN, "A certificate is not renewed.", "Renew it: `stigmergy ca renew`."),
+    LogCode("members-changed", INFO, "The servers of `up --secure` have read anew who may connect.", _NOTHING),
+    LogCode("members-unread", ERROR, "The list of the authority cannot be read.", "Restore `ca.json` from a copy."),
     LogCode("cluster-up", INFO, "The cluster is there, or all shards have an owner.", _NOTHING),
     # The log itself.
     LogCode("left-out", WARN, "Lines were left out: too many of a code, or nobody read.", "See `stigmergy status`."),

@@ -18,6 +18,7 @@ from nats import errors as nats_errors
 from nats.aio.client import Client
 
 from stigmergy.base.errors import ConfigError, LinkDown, StigmergyError
+from stigmergy.base.tls import RenewingContext, follow_as_client
 from stigmergy.nats.address import NatsAddress
 
 HEADERS_KNOWN_MAX = 256
@@ -49,6 +50,9 @@ class NatsConnection(Client):
         # password.
         if self.options.get("tls") is not None and not self._is_encrypted():
             raise NotEncrypted
+        # The library begins TLS on a plain connection, and asyncio would complain at its end that nobody told it.
+        if (writer := getattr(self._transport, "_io_writer", None)) is not None and self._is_encrypted():
+            writer.transport.get_protocol()._over_ssl = True
         command: bytes = super()._connect_command()
         return command
 
@@ -147,9 +151,8 @@ def tls_context(address: NatsAddress) -> ssl.SSLContext | None:
     if not address.servers[0].startswith("tls:"):
         return None
     try:
-        context = ssl.create_default_context(cafile=address.ca or None)
-        if address.cert:
-            context.load_cert_chain(address.cert, address.key)
+        context = RenewingContext(ssl.PROTOCOL_TLS_CLIENT)
+        follow_as_client(context, address.ca, address.cert, address.key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"{address.shown}: a certificate or key cannot be read ({error}); check ca, cert, key"
@@ -168,7 +171,17 @@ def explain(address: NatsAddress, error: BaseException, before: StigmergyError |
         return before
     text = _said(error)
     if isinstance(error, nats_errors.AuthorizationError) or "uthorization" in text:
+        if address.cert:
+            return ConfigError(
+                f"{address.shown}: it does not let our certificate in ({address.cert}): its name is unknown there, or "
+                "it was revoked; see `stigmergy ca list`, and `stigmergy cluster users`"
+            )
         return ConfigError(f"{address.shown}: the server does not let us in; check user and password in the URL")
+    if not address.servers[0].startswith("tls:") and isinstance(error, ssl.SSLError):
+        return ConfigError(
+            f"{address.shown}: no encrypted connection, and this server takes no other; write tls://, and give "
+            "--identity DIR, identity = in stigmergy.toml, or ca, cert and key in the URL"
+        )
     if (
         isinstance(error, ssl.SSLError | NotEncrypted)
         or "tls" in text.lower()

@@ -444,7 +444,9 @@ class GrpcServer:
         if self.address.cert is None or self.address.key is None:
             return int(server.add_insecure_port(where))
         pair = (self.address.key.read_bytes(), self.address.cert.read_bytes())
-        return int(server.add_secure_port(where, grpc.ssl_server_credentials((pair,))))
+        roots = None if self.address.client_ca is None else self.address.client_ca.read_bytes()
+        wants = roots is not None
+        return int(server.add_secure_port(where, grpc.ssl_server_credentials((pair,), roots, wants)))
 
     @property
     def url(self) -> str:

@@ -17,6 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError
+from stigmergy.base.tasks import end_tasks
+from stigmergy.base.tls import file_state, server_context
 from stigmergy.serve.access import DeniedRequest
 from stigmergy.serve.problems import problem_of
 
@@ -38,6 +40,8 @@ CLOSING_S_MAX = 5
 """Requests under way when the server is closed get so long to be answered."""
 WEBSOCKET_BYTES_MAX = 4 * 1024
 BACKLOG = 512
+LIST_EVERY_S = 1.0
+"""How often the list of revoked certificates is looked at."""
 
 
 class Address(Struct, frozen=True):
@@ -47,6 +51,10 @@ class Address(Struct, frozen=True):
     port: int
     cert: Path | None = None
     key: Path | None = None
+    client_ca: Path | None = None
+    """Only who shows a certificate of this authority is let in."""
+    client_crl: Path | None = None
+    """Except who is on this list of revoked certificates."""
 
     @property
     def url(self) -> str:
@@ -55,17 +63,27 @@ class Address(Struct, frozen=True):
         return f"{'https' if self.cert else 'http'}://{host}:{self.port}"
 
 
-def read_address(text: str, cert: Path | None = None, key: Path | None = None) -> Address:
+def read_address(
+    text: str,
+    cert: Path | None = None,
+    key: Path | None = None,
+    client_ca: Path | None = None,
+    client_crl: Path | None = None,
+) -> Address:
     """Reads `127.0.0.1:8080`, `:8080` (this machine only) or `[::1]:8080`. Raises ConfigError."""
     host, separator, port = text.rpartition(":")
     if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{text!r} is no address to listen at; give HOST:PORT, such as 127.0.0.1:8080, or :8080")
     if (cert is None) != (key is None):
         raise ConfigError("a certificate and its key belong together: give --cert and --cert-key")
-    for path in (cert, key):
+    if client_ca is not None and cert is None:
+        raise ConfigError("--client-ca needs a certificate of this server: give --cert and --cert-key, or --identity")
+    if client_crl is not None and client_ca is None:
+        raise ConfigError("--client-crl is of no use without --client-ca: nobody is asked for a certificate")
+    for path in (cert, key, client_ca, client_crl):
         if path is not None and not path.is_file():
             raise ConfigError(f"{path}: there is no such file")
-    return Address(host.strip("[]") or "127.0.0.1", int(port), cert, key)
+    return Address(host.strip("[]") or "127.0.0.1", int(port), cert, key, client_ca, client_crl)
 
 
 def check_addresses(addresses: Sequence[Address]) -> None:
@@ -76,9 +94,15 @@ def check_addresses(addresses: Sequence[Address]) -> None:
             listening.enter_context(_bound(address))
             if address.cert is not None:
                 try:
-                    ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(address.cert, address.key)
+                    _context(address)
                 except (OSError, ssl.SSLError) as error:
                     raise _unusable(address, error) from None
+
+
+def _context(address: Address) -> ssl.SSLContext:
+    return server_context(
+        str(address.cert), str(address.key), str(address.client_ca or ""), str(address.client_crl or "")
+    )
 
 
 def _unusable(address: Address, error: Exception) -> ConfigError:
@@ -93,6 +117,7 @@ class HttpListener:
         self.address = address
         self._server: Server | None = None
         self._socket: socket.socket | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> Address:
         """Listens; returns the address, with the port that was chosen if none was given. Raises ConfigError."""
@@ -118,6 +143,8 @@ class HttpListener:
         )
         try:
             config.load()
+            if address.cert is not None:
+                config.ssl = _context(address)  # takes up a renewed certificate
         except (OSError, ssl.SSLError) as error:
             raise _unusable(address, error) from None
         self._socket = _bound(address)
@@ -131,10 +158,25 @@ class HttpListener:
             self._socket.close()
             raise
         self._server = server
+        if address.client_crl is not None:
+            self._watching = asyncio.ensure_future(self._watch(address.client_crl, server))
         return self.address
+
+    async def _watch(self, listed: Path, server: Server) -> None:
+        """Ends all connections when the list changes: whoever is not on it comes back."""
+        seen = file_state(str(listed))
+        while True:
+            await asyncio.sleep(LIST_EVERY_S)
+            with contextlib.suppress(OSError):  # a handshake that cannot read it fails
+                if (now := file_state(str(listed))) != seen:
+                    seen = now
+                    for connection in list(server.server_state.connections):
+                        if (transport := getattr(connection, "transport", None)) is not None:
+                            transport.abort()
 
     async def close(self) -> None:
         """Takes nothing more, and lets requests under way end."""
+        await end_tasks(self._watching)
         if self._server is not None:
             self._server.should_exit = True
             with contextlib.suppress(OSError):

@@ -43,6 +43,8 @@ class TlsFiles(Struct, frozen=True):
     cert: str
     key: str
     ca: str = ""
+    revoked: str = ""
+    """A list of revoked certificates, of Mosquitto only; it reads it anew on SIGHUP."""
 
 
 class ServerProcess:
@@ -198,6 +200,7 @@ def start_mosquitto(
         if tls is not None:
             lines += [f"certfile {tls.cert}", f"keyfile {tls.key}"]
             lines += [f"cafile {tls.ca}", "require_certificate true", "use_identity_as_username true"] if tls.ca else []
+            lines += [f"crlfile {tls.revoked}"] if tls.revoked else []
         (folder / "mosquitto.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
         return [str(program), "-c", str(folder / "mosquitto.conf")]
 

@@ -296,7 +296,10 @@ class MqttLink:
         elif "SSL" in self._complaint and "ALERT" in self._complaint:
             self._end(ConfigError(f"{place}: the broker refuses our certificate: {why}; check cert= and key="))
         else:
-            self._end(LinkDown(f"{place}: the broker ended the link before it answered: {why}; trying again"))
+            secured = (
+                "" if self._tls is not None else "; if it takes encrypted links only, write mqtts:// and --identity"
+            )
+            self._end(LinkDown(f"{place}: the broker ended the link before it answered: {why}{secured}; trying again"))
 
     def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
         self._take(message)

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError
+from stigmergy.base.tls import RenewingContext, follow_as_client
 
 PORT = 1883
 PORT_TLS = 8883
@@ -90,7 +91,7 @@ def parse_url(url: str) -> MqttOptions:
     return options
 
 
-class TlsContext(ssl.SSLContext):
+class TlsContext(RenewingContext):
     """Remembers the socket that it wrapped last: paho does not close it when the handshake fails."""
 
     last: ssl.SSLSocket | None = None
@@ -104,16 +105,10 @@ def tls_context(options: MqttOptions) -> TlsContext:
     """The TLS settings of a link; host names are always checked. Raises ConfigError for unusable files."""
     context = TlsContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        if options.ca:
-            context.load_verify_locations(options.ca)
-        else:
-            context.load_default_certs()
-        if options.cert:
-            context.load_cert_chain(options.cert, options.key or None)
+        follow_as_client(context, options.ca, options.cert, options.key)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(f"{name}={file}" for name, file in _files(options) if file)
         raise ConfigError(f"{options.place}: {error}; check the PEM files {files}") from None
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 

@@ -38,6 +38,7 @@ from stigmergy.cli.display.places import (
 from stigmergy.control.playback import LogPlayback
 from stigmergy.control.protocol import StatusRequest
 from stigmergy.node.declaration import Declaration
+from stigmergy.pki.identity import PAIR, check_identity
 from stigmergy.serve.tokens import tokens_path
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ SERVING_OPTIONS = (
     "--tokens",
     "--cert",
     "--cert-key",
+    "--client-ca",
+    "--client-crl",
     "--host",
     "--cors",
     "--rate",
@@ -100,6 +103,12 @@ def add_serving(parser: argparse.ArgumentParser, *, tokens: str = "beside the jo
     serving.add_argument("--cert", metavar="FILE", type=Path, help="the certificate for TLS")
     serving.add_argument("--cert-key", metavar="FILE", type=Path, help="its private key")
     serving.add_argument(
+        "--client-ca", metavar="FILE", type=Path, help="let in only who shows a certificate of this authority"
+    )
+    serving.add_argument(
+        "--client-crl", metavar="FILE", type=Path, help="and who is not on this list of revoked ones; HTTP only"
+    )
+    serving.add_argument(
         "--host", metavar="NAME", action="append", default=[], help="a further name of this server; repeatable"
     )
     serving.add_argument(
@@ -148,8 +157,7 @@ def serving_of(
         if not re.fullmatch(r"https?://[^/\s]+", origin):
             raise ConfigError(f"--cors {origin}: give an origin, such as https://ops.example, without a path")
     http, grpc = (
-        None if text is None else read_address(text, arguments.cert, arguments.cert_key)
-        for text in (listen, arguments.grpc)
+        None if text is None else read_address(text, *_certificates(arguments)) for text in (listen, arguments.grpc)
     )
     serving = Serving(
         http,
@@ -162,6 +170,18 @@ def serving_of(
     serving.check(fleet)
     check_addresses([address for address in (http, grpc) if address is not None])
     return serving
+
+
+def _certificates(arguments: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None, Path | None]:
+    """Our certificate, its key, the authority of those that are let in, and the list of those who are not any more. Who
+    asks for theirs shows his own."""
+    if arguments.client_crl is not None and arguments.grpc is not None:
+        raise ConfigError("--client-crl: gRPC cannot look at it; leave --grpc out, or serve it by a process of its own")
+    identity = config_of(arguments).fleet.identity
+    if arguments.client_ca is not None and arguments.cert is None and identity is not None:
+        pair = check_identity(Path(identity)) / PAIR
+        return pair, pair, arguments.client_ca, arguments.client_crl
+    return arguments.cert, arguments.cert_key, arguments.client_ca, arguments.client_crl
 
 
 def _numbers_path(folder: Path, fleet: str) -> Path:

@@ -215,7 +215,7 @@ def screen_text(lines: Iterable[Iterable[Cell]]) -> Text:
 
 class Parser(argparse.ArgumentParser):
     """Like its base, but it raises instead of printing its usage and ending the program. An epilog keeps its lines.
-    `run` is what a command does; every one takes --json and --debug, which `main` reads."""
+    `run` is what a command does; every one takes --json, --debug and --identity, which `main` reads."""
 
     def __init__(self, *arguments: Any, run: Callable[[argparse.Namespace, Output], int] | None = None, **options: Any):
         if options.get("epilog"):
@@ -225,6 +225,12 @@ class Parser(argparse.ArgumentParser):
         absent = argparse.SUPPRESS
         self.add_argument("--json", action="store_true", default=absent, help="JSON on stdout, and only that")
         self.add_argument("--debug", action="store_true", default=absent, help="show tracebacks")
+        self.add_argument(
+            "--identity",
+            metavar="DIR",
+            default=absent,
+            help="the certificate that links with TLS show; see stigmergy ca",
+        )
         if run is not None:
             self.set_defaults(run=run)
 

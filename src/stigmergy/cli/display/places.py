@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from stigmergy.app.cluster_client import ClusterClient
-from stigmergy.app.config import Config, find_config, read_config
+from stigmergy.app.config import Config, find_config, read_config, with_identity_in
 from stigmergy.app.fleet import (
     SEGMENTS,
     SQLITE,
@@ -44,9 +44,12 @@ from stigmergy.control.protocol import (
 )
 from stigmergy.control.replies import MissingPart
 from stigmergy.journal.port import Journal
+from stigmergy.pki.identity import ENCRYPTED, with_identity
 
 R = TypeVar("R")
 DEFAULT_FLEET = "fleet"
+_URLS = ("nats", "bus", "ledger", "at_hub", "system", "copies", "journal", "models")
+"""Options that name a link."""
 _NAMES_SHOWN_MAX = 5
 
 
@@ -106,8 +109,24 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 def config_of(arguments: argparse.Namespace) -> Config:
     """The configuration that the command line names, or the one here, or the defaults."""
-    given: Path | None = arguments.config
-    return find_config(Path.cwd()) if given is None else read_config(given)
+    given: Path | None = getattr(arguments, "config", None)
+    config = find_config(Path.cwd()) if given is None else read_config(given)
+    return with_identity_in(config, getattr(arguments, "identity", None))
+
+
+def show_identity(arguments: argparse.Namespace) -> None:
+    """Has every link with TLS that the command line names show our certificate."""
+    given = {name: value for name in _URLS if (value := getattr(arguments, name, None))}
+    if not any(one.startswith(ENCRYPTED) for value in given.values() for one in _listed_urls(value)):
+        return
+    folder = config_of(arguments).fleet.identity
+    for name, value in given.items():
+        shown = [with_identity(url, folder) for url in _listed_urls(value)]
+        setattr(arguments, name, shown if isinstance(value, list) else shown[0])
+
+
+def _listed_urls(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
 IN_CONFIG = 'write module = "drone:fleet" under [fleet] in stigmergy.toml'

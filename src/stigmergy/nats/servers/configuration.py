@@ -9,6 +9,9 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError
+from stigmergy.pki.holders import HolderList
+from stigmergy.pki.identity import AUTHORITIES, PAIR
+from stigmergy.pki.names import Subject, server_uri
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 LOOK_SUBJECT = "$SYS.REQ.SERVER.PING.JSZ"
@@ -52,13 +55,16 @@ class ServerTlsFiles(Struct, frozen=True):
     cert: str
     key: str
     ca: str = ""
+    maps: bool = False
+    """Whether clients are the users that their certificates name, and need no password."""
 
 
 class User(Struct, frozen=True):
     """Who may connect. Without any users, everybody may."""
 
     name: str
-    password: str
+    password: str = ""
+    """Empty for one who shows a certificate."""
     is_system: bool = False
     """In the system account: may inspect servers and remove lost ones."""
     denied: tuple[str, ...] = ()
@@ -110,6 +116,10 @@ class ServerPlan(Struct, frozen=True, kw_only=True):
     open_to: str = ""
     """The user of clients that give no name. Use it on loopback only."""
     tls: ServerTlsFiles | None = None
+    users_file: str = ""
+    """The file with the users instead, beside the configuration: it can change while the server runs."""
+    route_user: str = ""
+    """What the certificates of the other servers name, where certificates say who somebody is."""
     route_password: str = ""
     """Shared by the servers of a cluster; set it if others can reach the cluster port."""
     has_jetstream: bool = True
@@ -144,7 +154,10 @@ def write_configuration(plan: ServerPlan) -> str:
         lines += _jetstream(plan)
     if plan.tls is not None:
         lines += ["", f"tls {{ {_tls(plan.tls)} }}"]
-    if plan.users:
+    if plan.users_file:
+        lines += ["", "# Who may connect, by certificate. `stigmergy cluster users` writes it anew; then: kill -HUP"]
+        lines += [f"include {_text(plan.users_file)}"]
+    elif plan.users:
         lines += _accounts(plan)
     if plan.cluster:
         lines += _cluster(plan)
@@ -202,7 +215,9 @@ def _cluster(plan: ServerPlan) -> list[str]:
             "    # Each server shows its certificate to the others: it must be valid for clients and for servers."
         ]
         lines += [f"    tls {{ {_tls(plan.tls)} }}"]
-    if plan.route_password:
+    if plan.route_user:
+        lines += [f"    authorization {{ user: {_text(plan.route_user)} }}"]
+    elif plan.route_password:
         lines += [f"    authorization {{ user: stigmergy, password: {_text(plan.route_password)} }}"]
     lines += ["    # DURABILITY: name all servers here, in each of them. Three survive the loss of one, five of two."]
     return [*lines, f"    routes: [{routes}]", "}"]
@@ -228,11 +243,20 @@ def _leafnodes(plan: ServerPlan) -> list[str]:
 
 
 def _accounts(plan: ServerPlan) -> list[str]:
-    system, others = [one for one in plan.users if one.is_system], [one for one in plan.users if not one.is_system]
     open_to = [f"no_auth_user: {_text(plan.open_to)}"] if plan.open_to else []
-    if not system:
-        return ["", "authorization {", "    users = [", *_users(others, 8), "    ]", "}", *open_to]
-    jetstream = ["        jetstream: enabled"] if plan.has_jetstream else []
+    if not any(one.is_system for one in plan.users):
+        return ["", "authorization {", "    users = [", *_users(plan.users, 8), "    ]", "}", *open_to]
+    return [*_two_accounts(plan.users, plan.has_jetstream), *open_to]
+
+
+def write_users(users: Sequence[User]) -> str:
+    """The text of a file of users. It names accounts even if there is no user: nobody may connect then."""
+    return "\n".join(["# Written by stigmergy from the list of its authority.", *_two_accounts(users, True)]) + "\n"
+
+
+def _two_accounts(users: Sequence[User], has_jetstream: bool) -> list[str]:
+    system, others = [one for one in users if one.is_system], [one for one in users if not one.is_system]
+    jetstream = ["        jetstream: enabled"] if has_jetstream else []
     looks = [_text(LOOK_SUBJECT), _text(HEALTH_SUBJECT)]
     imports = ", ".join(f"{{service: {{account: SYS, subject: {look}}}}}" for look in looks)
     exports = ", ".join(f"{{service: {look}, response_type: stream, accounts: [FLEET]}}" for look in looks)
@@ -256,7 +280,6 @@ def _accounts(plan: ServerPlan) -> list[str]:
         "    }",
         "}",
         "system_account: SYS",
-        *open_to,
     ]
 
 
@@ -265,7 +288,9 @@ def _users(users: Sequence[User], indent: int) -> list[str]:
 
 
 def _user(user: User) -> str:
-    parts = [f"user: {_text(user.name)}", f"password: {_text(user.password)}"]
+    parts = [f"user: {_text(user.name)}"]
+    if user.password:
+        parts += [f"password: {_text(user.password)}"]
     if user.denied:
         denied = f"{{deny: [{', '.join(_text(subject) for subject in user.denied)}]}}"
         parts += [f"permissions: {{publish: {denied}, subscribe: {denied}}}"]
@@ -275,7 +300,8 @@ def _user(user: User) -> str:
 
 
 def _tls(files: ServerTlsFiles) -> str:
-    checked = f", ca_file: {_text(files.ca)}, verify: true" if files.ca else ""
+    how = "verify_and_map" if files.maps else "verify"
+    checked = f", ca_file: {_text(files.ca)}, {how}: true" if files.ca else ""
     return f"cert_file: {_text(files.cert)}, key_file: {_text(files.key)}{checked}"
 
 
@@ -299,6 +325,10 @@ ALL_ADDRESSES = "0.0.0.0"
 HUB = "hub"
 """The JetStream domain of a cluster, which distinguishes it from the gateways' own."""
 FLEET, GATEWAY, DEVICE, SYSTEM = "fleet", "gateway", "device", "system"
+USERS_FILE = "users.conf"
+LOOPBACK_HOSTS = (LOOPBACK, "localhost", "::1")
+OPERATOR, ROOT = "operator", "root"
+"""Who commands a secure cluster, and who administers its servers: identities in its folder."""
 NOT_FOR_DEVICES = ("$JS.>", "$KV.>", "$O.>", "$SYS.>", "stig.>")
 """Subjects that devices must not use: streams, buckets, and messages between workers."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
@@ -312,6 +342,25 @@ class Passwords(Struct, frozen=True):
     device: str
     system: str
     routes: str
+
+
+class Secured(Struct, frozen=True):
+    """Servers that know everybody by certificate."""
+
+    fleet: str
+    """Of their authority."""
+    folder: str
+    """Where the identities of the servers are, each in a folder of its name; or one, if all hosts call it the same."""
+    is_shared: bool = False
+
+    @property
+    def route_user(self) -> str:
+        return server_uri(self.fleet)
+
+    def files(self, name: str) -> ServerTlsFiles:
+        """The files of one of them."""
+        own = self.folder if self.is_shared else f"{self.folder}/{name}"
+        return ServerTlsFiles(f"{own}/{PAIR}", f"{own}/{PAIR}", f"{own}/{AUTHORITIES}", maps=True)
 
 
 class ServerHost(Struct, frozen=True):
@@ -357,8 +406,9 @@ def plan_hosts(
     tls: ServerTlsFiles | None = None,
     has_mqtt: bool = True,
     file_bytes: int = 8 * 1024**3,
+    secured: Secured | None = None,
 ) -> list[ServerPlan]:
-    """A server on each of these hosts."""
+    """A server on each of these hosts. With `secured` everybody shows a certificate, and passwords are of no use."""
     routes = tuple(f"{place.host}:{CLUSTER_PORT + place.shift}" for place in places)
     names = server_names(places)
     return [
@@ -377,9 +427,11 @@ def plan_hosts(
             domain=HUB,
             mqtt_port=MQTT_PORT + place.shift if has_mqtt else 0,
             file_bytes=file_bytes,
-            users=users_of(passwords),
-            tls=tls,
-            route_password=passwords.routes,
+            users=() if secured else users_of(passwords),
+            users_file=USERS_FILE if secured else "",
+            tls=secured.files(name) if secured else tls,
+            route_user=secured.route_user if secured else "",
+            route_password="" if secured else passwords.routes,
         )
         for place, name in zip(places, names, strict=True)
     ]
@@ -401,6 +453,26 @@ def users_of(passwords: Passwords) -> tuple[User, ...]:
         User(DEVICE, passwords.device, denied=NOT_FOR_DEVICES, only_by=("MQTT",)),
         User(SYSTEM, passwords.system, is_system=True),
     )
+
+
+def users_of_certificates(holders: HolderList, now_s: float) -> tuple[User, ...]:
+    """The users of servers that know clients by certificate: who is on the list, not revoked, and not over. Servers are
+    no users: they know each other."""
+    found: list[User] = []
+    for name, holder in sorted(holders.members.items()):
+        if holder.revoked_s or holder.until_s < now_s:
+            continue
+        uri = Subject(holders.fleet, holder.kind, name).uri
+        match holder.kind:
+            case "node" | "person":
+                found.append(User(uri))
+            case "device":
+                found.append(User(uri, denied=NOT_FOR_DEVICES, only_by=("MQTT",)))
+            case "admin":
+                found.append(User(uri, is_system=True))
+            case _:
+                pass
+    return tuple(found)
 
 
 def urls_of(
@@ -425,8 +497,10 @@ def urls_of(
     return urls
 
 
-def plan_local(folder: str, ports: list[dict[str, int]], passwords: Passwords) -> list[ServerPlan]:
-    """Servers on loopback, where clients without a name belong to the fleet."""
+def plan_local(
+    folder: str, ports: list[dict[str, int]], passwords: Passwords, secured: Secured | None = None
+) -> list[ServerPlan]:
+    """Servers on loopback, where clients without a name belong to the fleet; or everybody shows a certificate."""
     routes = tuple(f"{LOOPBACK}:{own['cluster']}" for own in ports) if len(ports) > 1 else ()
     return [
         ServerPlan(
@@ -440,9 +514,12 @@ def plan_local(folder: str, ports: list[dict[str, int]], passwords: Passwords) -
             leaf_port=own["leaf"],
             domain=HUB,
             mqtt_port=own["mqtt"],
-            users=users_of(passwords),
-            open_to=FLEET,
-            route_password=passwords.routes if routes else "",
+            users=() if secured else users_of(passwords),
+            open_to="" if secured else FLEET,
+            route_password=passwords.routes if routes and not secured else "",
+            route_user=secured.route_user if routes and secured else "",
+            users_file=USERS_FILE if secured else "",
+            tls=secured.files(f"n{number}") if secured else None,
         )
         for number, own in enumerate(ports, start=1)
     ]

@@ -7,15 +7,19 @@ import fcntl
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from stigmergy.base.errors import ConfigError, JournalLocked
 from stigmergy.nats.servers import draw_passwords
-from stigmergy.nats.servers.configuration import LOOPBACK, Passwords, ServerPlan, plan_local, urls_of
+from stigmergy.nats.servers.configuration import LOOPBACK, OPERATOR, ROOT, Passwords, ServerPlan, plan_local, urls_of
 from stigmergy.nats.servers.server import free_ports
+from stigmergy.pki.identity import with_identity
+
+if TYPE_CHECKING:
+    from stigmergy.nats.servers.identities import LocalIdentities
 
 FORMAT = 1
 PORTS = ("client", "http", "cluster", "leaf", "mqtt")
@@ -32,13 +36,16 @@ class FolderNotes(Struct, frozen=True):
     format: int = FORMAT
     replicas: int = 0
     """Of all streams: the number of servers. 0 in older folders that did not record it."""
+    secure: bool = False
+    """Whether everybody shows a certificate: from the first start with --secure on, for good."""
 
 
 class ClusterFolder:
     """A folder, locked until it is closed. Raises JournalLocked if another process has it."""
 
-    def __init__(self, path: Path, nodes: int, first_port: int | None = None) -> None:
-        """Clients connect to `first_port` and the ports after it, or to free ones."""
+    def __init__(self, path: Path, nodes: int, first_port: int | None = None, secure_for: str = "") -> None:
+        """Clients connect to `first_port` and the ports after it, or to free ones. `secure_for` is the fleet whose
+        members show certificates; once that is so, it stays so."""
         if nodes not in NODES:
             raise ConfigError(
                 f"--nodes {nodes}: give 1, 3 or 5; an even number of servers survives no more losses than one less"
@@ -47,18 +54,36 @@ class ClusterFolder:
         self._lock = self._take()
         try:
             self.notes = self._read(nodes, first_port)
+            if secure_for and not self.notes.secure:
+                self.notes = msgspec.structs.replace(self.notes, secure=True)
+                self._write(self.notes)
+            self.identities = self._identities(secure_for) if self.notes.secure else None
+            if self.identities is not None:
+                self._write_secured_urls()
         except BaseException:
             self.close()
             raise
 
     @property
     def plans(self) -> list[ServerPlan]:
-        return plan_local(str(self.path.resolve()), self.notes.ports, self.notes.passwords)
+        secured = None if self.identities is None else self.identities.secured
+        return plan_local(str(self.path.resolve()), self.notes.ports, self.notes.passwords, secured)
+
+    def identity(self, name: str) -> Path | None:
+        """The folder of an identity here; None where nobody shows one."""
+        return self.path.resolve() / "identities" / name if self.notes.secure else None
+
+    @property
+    def own_url(self) -> str:
+        """Where this process connects itself."""
+        return with_identity(self.url, self.identity(OPERATOR))
 
     @property
     def url(self) -> str:
-        """Where clients of the fleet connect; on loopback they need no password."""
-        return "nats://" + ",".join(f"{LOOPBACK}:{own['client']}" for own in self.notes.ports)
+        """Where clients of the fleet connect; on loopback they need no password, but a certificate where that is so."""
+        return ("tls://" if self.notes.secure else "nats://") + ",".join(
+            f"{LOOPBACK}:{own['client']}" for own in self.notes.ports
+        )
 
     @property
     def replicas(self) -> int:
@@ -164,7 +189,20 @@ class ClusterFolder:
         _write_private(self.path / "up.json", msgspec.json.format(msgspec.json.encode(notes), indent=2))
         plans = plan_local(str(self.path.resolve()), notes.ports, notes.passwords)
         urls = urls_of(plans, notes.passwords, None, notes.replicas or None)
-        _write_private(self.path / "urls.txt", "".join(f"{url}\n" for url in urls.values()).encode())
+        if not notes.secure:
+            _write_private(self.path / "urls.txt", "".join(f"{url}\n" for url in urls.values()).encode())
+
+    def _identities(self, fleet: str) -> LocalIdentities:
+        from stigmergy.nats.servers.identities import LocalIdentities
+
+        made = LocalIdentities(self.path, fleet or "local")
+        for number in range(1, len(self.notes.ports) + 1):
+            made.server(f"n{number}")
+        return made
+
+    def _write_secured_urls(self) -> None:
+        urls = [with_identity(self.kept_url, self.identity(name)) for name in (OPERATOR, ROOT)]
+        _write_private(self.path / "urls.txt", "".join(f"{url}\n" for url in urls).encode())
 
 
 def _check_free(port: int, number: int, otherwise: str) -> None:
@@ -193,6 +231,8 @@ def told_urls(folder: ClusterFolder) -> dict[str, Any]:
     """The addresses of everything, without passwords."""
     return {
         "nats": folder.url,
-        "mqtt": [f"mqtt://{LOOPBACK}:{own['mqtt']}" for own in folder.notes.ports],
+        "mqtt": [
+            f"{'mqtts' if folder.notes.secure else 'mqtt'}://{LOOPBACK}:{own['mqtt']}" for own in folder.notes.ports
+        ],
         "hubs": folder.hubs,
     }

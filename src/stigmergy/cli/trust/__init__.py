@@ -1,0 +1,1 @@
+"""Commands about who is believed: keys that sign, certificates that let in."""
