@@ -484,9 +484,7 @@ def connect(
     if fleet is None:
         raise ConfigError(f"connect({shown(url)!r}): which fleet? Give fleet=, its name or the fleet itself")
     signer = None if key is None else load_signer(Path(key), create=False)
-    return BusClient(
-        with_identity(url, identity), fleet, site, name, within_s, signer=signer, signatures=signatures
-    )
+    return BusClient(with_identity(url, identity), fleet, site, name, within_s, signer=signer, signatures=signatures)
 
 
 def _open_transport(
