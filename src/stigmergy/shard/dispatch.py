@@ -31,7 +31,7 @@ from stigmergy.agents.messages import SECOND_NS, Command, Effect, Event, Message
 from stigmergy.agents.plans import AgentPlan
 from stigmergy.agents.shared import check_groups
 from stigmergy.agents.supervision import SHARD_ADDRESS, AgentStopped, InputFailed, OnFailed
-from stigmergy.base.errors import Malformed, Overloaded, PeerError, TooLarge
+from stigmergy.base.errors import Malformed, Overloaded, PeerError, PolicyDenied, TooLarge
 from stigmergy.shard.column_dispatch import ColumnDispatcher
 from stigmergy.shard.commit import NO_CAUSE, Answer, column_cause
 from stigmergy.shard.decisions import decided_events
@@ -57,7 +57,7 @@ from stigmergy.shard.forwarding import packed as packed_command
 from stigmergy.shard.gate import PolicyGate
 from stigmergy.shard.homes import Homes
 from stigmergy.shard.inputs import ELSEWHERE, Accepted, Ask, Asked, Refused
-from stigmergy.shard.judging import Sender
+from stigmergy.shard.judging import PolicyQuestion, Sender
 from stigmergy.shard.memory import Remembered
 from stigmergy.shard.outbox import Pending, read_passed
 from stigmergy.shard.state import ShardState, fold_fact, letter_of
@@ -329,9 +329,14 @@ class InputDispatcher:
         known = (client, self.digest_of(asked[0], asked[2]))
         self._answer(draft, asked, known, printable(reason, REASON_CHARS_MAX), self._place(draft, asked[0]), now_ns)
 
-    def refuse_enrolment(self, draft: Draft, address: str, reason: str, now_ns: int) -> None:
-        """Keeps that a policy does not let somebody enrol agents or a key, as an answer."""
-        self._answer(draft, (address, "", b""), ("", b""), reason, len(draft.events), now_ns, kept=False)
+    def check_enrolment(self, draft: Draft, question: PolicyQuestion, now_ns: int) -> None:
+        """Raises PolicyDenied unless the policy lets somebody enrol agents or a key. A denial is kept as an answer."""
+        try:
+            self.gate.check_enrolment(draft, question)
+        except PolicyDenied as error:
+            whom = (question.address, "", b"")
+            self._answer(draft, whom, ("", b""), str(error), len(draft.events), now_ns, kept=False)
+            raise
 
     def forward(self, draft: Draft, ask: Ask, client: str, now_ns: int) -> Pending | None:
         """Owes a command to the node that runs its agent; None if it is refused here."""

@@ -192,10 +192,8 @@ class Draft:
             self.size_bytes += len(text) if text.isascii() else 4 * len(text)
 
     def fitting(self, items: list[tuple[str, bytes]], size_bytes: int) -> list[tuple[str, bytes]]:
-        """The items for which there is room, and counts their bytes. An empty draft has room for any one.
-
-        With the length of the envelope that they are all of, none of them is looked at.
-        """
+        """The items for which there is room, and counts their bytes. An empty draft has room for any one. With the
+        length of the envelope that they are all of, none of them is looked at."""
         room_bytes = DRAFT_BYTES_MAX - self.size_bytes
         if 0 < size_bytes <= room_bytes:
             self.size_bytes += size_bytes
@@ -587,8 +585,7 @@ def enter(
 
 def keep_silent(draft: Draft, address: str, agent_plan: AgentPlan, agent: Any, fact: Event, body: bytes) -> Any:
     """Keeps a fact that changes nothing by itself. Returns the image of the agent if one was made."""
-    plan = agent_plan.plans[fact.__class__]
-    image = None
+    plan, image = agent_plan.plans[fact.__class__], None
     if address not in draft.touched:
         image = draft.touched[address] = agent_plan.copy(agent)
     draft.events.append((address, body))

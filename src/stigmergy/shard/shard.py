@@ -93,18 +93,16 @@ from stigmergy.shard.inputs import (
     VerdictCame,
     traces_behind,
 )
-from stigmergy.shard.judging import Judge, PolicyQuestion, enrolment
+from stigmergy.shard.judging import Judge, enrolment
 from stigmergy.shard.state import ShardReading, ShardState
 from stigmergy.shard.timers import WINDOW_PREFIX
-from stigmergy.shard.trace_notes import trace_input
-from stigmergy.shard.tracing import NAME_CHARS_MAX, OwedTrace, TraceContext, TracedEffect
+from stigmergy.shard.trace_notes import settled_note, trace_input
+from stigmergy.shard.tracing import TraceContext
 
 COMMAND_ID_CHARS_MAX = 200
 COMMIT_NOTE_BYTES = 96
 MARKS_WAIT_NS = SECOND_NS
 """Marks and settlements alone may wait this long for the disk: a crash before it means that they are repeated."""
-
-
 Parted = Delivery | ColumnDelivery | ResultsCame
 _PARTED = (Delivery, ColumnDelivery, ResultsCame)
 
@@ -347,19 +345,11 @@ class Shard:
         fields = {"kind": enroll.kind, "names": enroll.names}
         question = enrolment("EnrollAgents", fields, enroll.kind, enroll.sender)
         try:
-            self._check_enrolment(question, now_ns)
+            self._dispatcher.check_enrolment(self._draft, question, now_ns)
             self._dispatcher.columnar.enroll(self._draft, enroll.kind, enroll.names, now_ns)
         except (PeerError, Overloaded) as error:
             self._dispatcher.counters.count_untaken(error)
             self._untaken.append((enroll, error))
-
-    def _check_enrolment(self, question: PolicyQuestion, now_ns: int) -> None:
-        """Raises PolicyDenied, with the denial kept, unless the policy allows it."""
-        try:
-            self._dispatcher.gate.check_enrolment(self._draft, question)
-        except PolicyDenied as error:
-            self._dispatcher.refuse_enrolment(self._draft, question.address, str(error), now_ns)
-            raise
 
     def _enroll_signer(self, enroll: EnrollSigner, now_ns: int) -> None:
         state, draft = self.state, self._draft
@@ -368,7 +358,7 @@ class Shard:
             fields = {"algorithm": enroll.algorithm, "public_key": enroll.public_key.hex()}
             question = enrolment("EnrollSigner", fields, SHARD_ADDRESS, enroll.sender)
             try:
-                self._check_enrolment(question, now_ns)
+                self._dispatcher.check_enrolment(self._draft, question, now_ns)
             except PolicyDenied as error:
                 self._untaken.append((enroll, error))
                 return
@@ -554,7 +544,7 @@ class Shard:
             body = woken_body(() if plan is None else plan.known_tags, due.name)
             carried = state.traces.fire(due.agent, due.name, due.due_ns) if state.traces else None
             if carried is not None:
-                draft.trace(_settled_note(carried, due.agent, TIMERS, (due.name, ""), now_ns))
+                draft.trace(settled_note(carried, due.agent, TIMERS, (due.name, ""), now_ns))
             context = None if carried is None else carried.context(now_ns)
             take = partial(dispatcher.take, draft, due.agent, body, "timer", now_ns)
             self._traced(context, due.agent, tag_of(body), now_ns, take)
@@ -623,7 +613,7 @@ class Shard:
                 carried, effect = self.state.traces.settle(sink, sequence), self.state.outbox.get(sink, sequence)
                 if carried is not None and effect is not None and not self._draft.full_of_traces:
                     self._draft.trace(
-                        _settled_note(carried, effect.agent, sink, named(effect), now_ns, times_ns, failed)
+                        settled_note(carried, effect.agent, sink, named(effect), now_ns, times_ns, failed)
                     )
         if owed:
             self.state.outbox.settle(Settled(sink, owed))
@@ -664,23 +654,6 @@ class Shard:
         self.state.marks.move(moved)
         self._draft.move_mark(moved)
         self._draft.hurry(MARKS_WAIT_NS)
-
-
-def _settled_note(
-    carried: OwedTrace,
-    agent: str,
-    sink: str,
-    name: tuple[str, str],
-    now_ns: int,
-    times_ns: tuple[int, int] = (0, 0),
-    failed: str = "",
-) -> TracedEffect:
-    """What is noted of an effect of a trace that is over."""
-    of = (carried.trace_id, carried.span_id, carried.parent, carried.state)
-    what, to = (printable(text, NAME_CHARS_MAX) for text in name)
-    return TracedEffect(
-        *of, agent, sink, what, to, carried.owed_ns, now_ns, *times_ns, printable(failed, REASON_CHARS_MAX)
-    )
 
 
 class Shards(Ownership):

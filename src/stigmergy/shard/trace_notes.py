@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from operator import length_hint
 
-from stigmergy.agents.codec import printable, tag_of
+from stigmergy.agents.codec import REASON_CHARS_MAX, printable, tag_of
 from stigmergy.agents.effects import REMOTE_SINKS
 from stigmergy.shard.draft import ADDRESS_CHARS_MAX, Draft
 from stigmergy.shard.inputs import ELSEWHERE
 from stigmergy.shard.state import ShardState
-from stigmergy.shard.tracing import NAME_CHARS_MAX, TraceContext, TracedInput, Traces
+from stigmergy.shard.tracing import NAME_CHARS_MAX, OwedTrace, TraceContext, TracedEffect, TracedInput, Traces
 
 Item = tuple[str, bytes]
 
@@ -92,3 +92,20 @@ class TracedItems:
             if address not in self._state.agents:
                 address = printable(address.removeprefix(REMOTE_SINKS), ADDRESS_CHARS_MAX)
             trace_input(self._state, draft, context, address, tag_of(body), begun, self._now_ns)
+
+
+def settled_note(
+    carried: OwedTrace,
+    agent: str,
+    sink: str,
+    name: tuple[str, str],
+    now_ns: int,
+    times_ns: tuple[int, int] = (0, 0),
+    failed: str = "",
+) -> TracedEffect:
+    """What is noted of an effect of a trace that is over."""
+    of = (carried.trace_id, carried.span_id, carried.parent, carried.state)
+    what, to = (printable(text, NAME_CHARS_MAX) for text in name)
+    return TracedEffect(
+        *of, agent, sink, what, to, carried.owed_ns, now_ns, *times_ns, printable(failed, REASON_CHARS_MAX)
+    )
