@@ -114,7 +114,10 @@ from stigmergy import (
     reject,
 )
 
-SILENT_S = 3.0
+SILENT_S = 15.0
+"""So long it flies by its last orders when its own sensors are silent: to where these end, at a level where it sees
+conflicts 25 s ahead. A computer that restarts is silent for 4 to 8 s, a log that elects a leader up to 13 s. Whoever
+lands blind crosses the levels of others, and comes down where somebody may lie."""
 LINK_S_MAX = 20.0
 """So long it goes on by its last orders without a link."""
 READY_S = 180.0

@@ -42,15 +42,12 @@ from apps.drones.plan import load_plan
 from apps.drones.sector import Sector
 from apps.drones.views import VIEWS
 from apps.drones.world import Controllers
-from stigmergy import Agent, Fleet, Order, Settings, WhenStale
+from stigmergy import Agent, Fleet, Order, Settings
 
 FLEET = "drones"
 FIX_S, TICK_S = 0.5, 1.0
 SHARDS = 16
 """Of a cluster; a node has one."""
-CLUSTER_SILENT_S = 15.0
-"""A log whose leader was killed takes no fixes until it has another one, 4 to 8 s later, 13 s on a busy machine. Drones
-fly by their last orders so long, to where these end, and see conflicts 25 s ahead; landed ones have to be fetched."""
 WORLD, FOLDER = "DRONES_WORLD", "DRONES_FOLDER"
 """In the environment: the address of the world, and the folder with the plan of the run."""
 _ZONE = re.compile(r"r\d+-\d{4}")
@@ -78,13 +75,12 @@ def make_fleet(
     sensors: bool = False,
     shards: int = 1,
     area: Area | None = None,
-    drone: type[Drone] = Drone,
     more: tuple[type[Agent], ...] = (),
 ) -> Fleet:
     """The fleet, fitted to a world. `area` is for the map; `more` are compiled kinds that run beside it."""
     fleet = Fleet(
         FLEET,
-        agents=[drone, Sector, Airspace, Job, Dispatcher, *more],
+        agents=[Drone, Sector, Airspace, Job, Dispatcher, *more],
         workflows=[delivery, leg],
         views=VIEWS,
         shards=shards,
@@ -92,11 +88,11 @@ def make_fleet(
         compiled=list(more) if more else False,
         settings=SETTINGS,
     )
-    fit_map(fleet, drone, area)
+    fit_map(fleet, area)
     _fit_actuators(fleet, controllers)
     _fit_workers(fleet)
     if sensors:
-        _fit_sensors(fleet, controllers, drone)
+        _fit_sensors(fleet, controllers)
     return fleet
 
 
@@ -125,8 +121,8 @@ def _fit_workers(fleet: Fleet) -> None:
         return routing.plan_on_board(order.effect)
 
 
-def _fit_sensors(fleet: Fleet, controllers: Controllers, drone: type[Drone]) -> None:
-    @fleet.sensor(drone, every_s=FIX_S)
+def _fit_sensors(fleet: Fleet, controllers: Controllers) -> None:
+    @fleet.sensor(Drone, every_s=FIX_S)
     async def fix(name: str) -> Fix | None:
         return controllers.fix(name)
 
@@ -157,12 +153,6 @@ class NamedWorld(RemoteWorld):
         await super().open()
 
 
-class ClusterDrone(Drone, kind="Drone"):
-    """A drone whose log is on servers: it waits longer until it takes itself for blind."""
-
-    blind = WhenStale(Fix, after_s=CLUSTER_SILENT_S, then=Land(reason="its own sensors are silent"))
-
-
 def make_cluster_fleet() -> Fleet:
     """The fleet of a cluster: every worker has its own connection to the world."""
     area, folder = None, os.environ.get(FOLDER)
@@ -172,7 +162,7 @@ def make_cluster_fleet() -> Fleet:
         except FileNotFoundError:
             raise ValueError(f"{FOLDER} is {folder}, which has no plan.json; name the folder of the run") from None
     world = NamedWorld()
-    made = make_fleet(world, sensors=True, shards=SHARDS, area=area, drone=ClusterDrone)
+    made = make_fleet(world, sensors=True, shards=SHARDS, area=area)
     made.attach(world)
     return made
 

@@ -23,9 +23,9 @@ CLOSED = "#c02020"
 Features = list[dict[str, Any]]
 
 
-def fit_map(fleet: Fleet, drone: type[Drone], area: Area | None) -> None:
+def fit_map(fleet: Fleet, area: Area | None) -> None:
     """Declares all of it. Without an area there are no zones and pads."""
-    fleet.map(drone, at=where, heading=heading, colour=look, plane="xy", trail_s=20, draw=claims)
+    fleet.map(Drone, at=where, heading=heading, colour=look, plane="xy", trail_s=20, draw=claims)
     fleet.map(Job, at=next_site, colour=stage, plane="xy", trail_s=0, draw=way)
     fleet.map(Airspace, at=lambda _: None, plane="xy", trail_s=0, draw=closed_zones)
     fleet.layer("zones", _collection(area, zones))

@@ -67,7 +67,7 @@ NOTICED_S = 8.0
 """So soon after a drone has failed in the air its job knows, if nothing else is broken."""
 START_T = 1_767_225_600.0
 """When the simulator's clocks begin."""
-BREAKS: dict[Kind, float] = {"motor": math.inf, "radio": 30.0, "computer": 10.0}
+BREAKS: dict[Kind, float] = {"motor": math.inf, "radio": 30.0, "computer": 20.0}
 """What breaks in the air, and for how long."""
 
 

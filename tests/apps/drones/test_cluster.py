@@ -13,7 +13,7 @@ from apps.drones.area import Area
 from apps.drones.cluster import ClusterSwarm
 from apps.drones.drone import Drone
 from apps.drones.faults import impossible
-from apps.drones.fleet import WORLD, ClusterDrone, make_cluster_fleet
+from apps.drones.fleet import WORLD, make_cluster_fleet
 from apps.drones.messages import Commission, Fix, Land, Site
 from apps.drones.plan import make_plan
 from apps.drones.run import ROOT, Options, environment
@@ -57,15 +57,10 @@ def test_a_log_that_elects_a_leader_grounds_nobody() -> None:
     """A server of a cluster was killed, its logs took nothing for 5 s, and all drones of two zones landed at once."""
     home = Site(90.0, 90.0)
     safe = Land(reason="its own sensors are silent")
-    for kind in (Drone, ClusterDrone):
-        drone = given(kind, id="r1-0000-000").when(Commission(area=Area(2, 1, 1440.0, 2), home=home))
-        drone.when(Fix(t=1.0, x=90.0, y=90.0, z=0.0, vx=0, vy=0, vz=0, battery=90.0, down=True)).later(seconds=13)
-        if kind is Drone:
-            drone.then(safe, SafeActionTaken(action="Land", because="no Fix for 3 s"))
-        else:
-            drone.then_nothing()
-            drone.later(seconds=3).then(safe, SafeActionTaken(action="Land", because="no Fix for 15 s"))
-    assert ClusterDrone.__agent_kind__ == Drone.__agent_kind__
+    drone = given(Drone, id="r1-0000-000").when(Commission(area=Area(2, 1, 1440.0, 2), home=home))
+    drone.when(Fix(t=1.0, x=90.0, y=90.0, z=0.0, vx=0, vy=0, vz=0, battery=90.0, down=True)).later(seconds=13)
+    drone.then_nothing()
+    drone.later(seconds=3).then(safe, SafeActionTaken(action="Land", because="no Fix for 15 s"))
 
 
 def test_a_plan_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

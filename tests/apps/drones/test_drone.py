@@ -258,7 +258,7 @@ def test_goes_on_without_a_link_for_a_while_and_then_home() -> None:
 
 
 def test_silent_sensors_bring_it_down_where_it_is() -> None:
-    drone = flying().later(seconds=4).state(mode="landing")
+    drone = flying().later(seconds=16).state(mode="landing")
     assert Land(reason="its own sensors are silent") in drone.happened
     assert told(drone, JobReturned)
 
@@ -374,7 +374,7 @@ def test_shares_its_track_more_often_with_a_job_so_that_it_is_missed_soon() -> N
 
 def lying(x: float = 5020.0, y: float = 5030.0, t: float = 50.0, **more: Any) -> Given:
     """Its sensors fell silent above a field, and it was put down there with its job."""
-    drone = flying().later(seconds=4).state(mode="landing")
+    drone = flying().later(seconds=16).state(mode="landing")
     return drone.when(fix(t, x, y, 0.0, **more)).state(mode="grounded")
 
 
@@ -409,7 +409,7 @@ def test_stays_where_it_was_put_down_unless_it_is_safe_to_rise() -> None:
     seeing(lying().when(CELL, ZonesHeard("s", (square("Z", 5020.0, 5030.0, 90.0),)))).state(mode="grounded")
     drone = flying().when(GroundDrone(because="police")).when(fix(50.0, 5020.0, 5030.0, 0.0)).state(mode="grounded")
     seeing(drone.when(CELL)).state(mode="grounded")
-    drone = seeing(lying().when(CELL), seconds=15).later(seconds=4)  # blind again
+    drone = seeing(lying().when(CELL), seconds=15).later(seconds=16)  # blind again
     seeing(drone, seconds=15).state(mode="grounded")
 
 
