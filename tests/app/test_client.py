@@ -331,7 +331,7 @@ async def test_a_client_leaves_no_session_at_a_broker(mosquitto: Broker) -> None
     async with stigmergy.connect(mosquitto.url, fleet="warehouse", name="op", within_s=WAIT_S_MAX) as far:
         assert isinstance(far, client_module.BusClient)
         assert far._bus is not None
-        assert far._bus.options.session_s == 0  # type: ignore[attr-defined]
+        assert far._bus.bus.options.session_s == 0  # type: ignore[attr-defined]
         await far.watch("Cart/+/#").wait_ready()
     async with stigmergy.connect(
         f"{mosquitto.url}?version=5", fleet="warehouse", name="op", within_s=WAIT_S_MAX

@@ -66,6 +66,7 @@ def plant() -> Fleet:
 
 def running(folder: Path, url: str, name: str, agents: list[str], **options: Any) -> Running:
     options.setdefault("journal", f"sqlite:{folder / name}.db")
+    options.setdefault("settings", Settings(bus=BusSettings(signatures="sign")))
     return plant().running(bus=url, node=name, agents=agents, **options)
 
 
@@ -265,7 +266,7 @@ async def test_a_node_that_lost_its_key_is_refused_until_its_new_one_is_written_
     written = [line | {"key": encode_public_key(new_key)} if line["name"] == f"{ROOT}/a" else line for line in lines]
     known.write_text("".join(f"{json.dumps(line)}\n" for line in written))
     # What was refused is a gap in the numbers, which is waited for.
-    soon = Settings(bus=BusSettings(gap_wait_s=1.0))
+    soon = Settings(bus=BusSettings(gap_wait_s=1.0, signatures="sign"))
     async with (
         running(tmp_path, url, "b", ["Board/*"], settings=soon) as board,
         running(tmp_path, url, "a", ["Meter/*"], journal=f"sqlite:{tmp_path / 'new.db'}") as meter,

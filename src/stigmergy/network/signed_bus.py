@@ -61,7 +61,7 @@ class SignedBus:
         now_s: Callable[[], float],
     ) -> None:
         """`link` names the broker for people."""
-        self._bus = bus
+        self.bus = bus
         self._link = link
         self._me = me
         self._keys = keys
@@ -79,18 +79,18 @@ class SignedBus:
 
     @property
     def is_up(self) -> bool:
-        return self._bus.is_up
+        return self.bus.is_up
 
     @property
     def last_error(self) -> StigmergyError | None:
-        return self._bus.last_error
+        return self.bus.last_error
 
     def on_link(self, heard: LinkHeard) -> None:
-        self._bus.on_link(heard)
+        self.bus.on_link(heard)
 
     def counted(self) -> dict[str, int]:
         """What the bus below counts."""
-        counted: Callable[[], dict[str, int]] | None = getattr(self._bus, "counted", None)
+        counted: Callable[[], dict[str, int]] | None = getattr(self.bus, "counted", None)
         return {} if counted is None else counted()
 
     def troubles(self) -> list[Trouble]:
@@ -104,10 +104,10 @@ class SignedBus:
         return coded("signature-refused", texts)
 
     async def open(self, will: BusMessage | None = None) -> None:
-        await self._bus.open(None if will is None else self._signed_now(will))
+        await self.bus.open(None if will is None else self._signed_now(will))
 
     async def close(self) -> None:
-        await self._bus.close()
+        await self.bus.close()
         for _, done in self._unsigned:
             if not done.done():
                 done.set_exception(NotRunning("the bus was closed"))
@@ -116,14 +116,14 @@ class SignedBus:
 
     async def publish(self, message: BusMessage) -> None:
         if self._me is None or not message.payload or not self._is_ours(message.topic):
-            await self._bus.publish(message)
+            await self.bus.publish(message)
             return
         loop = asyncio.get_running_loop()
         done: asyncio.Future[BusMessage] = loop.create_future()
         self._unsigned.append((message, done))
         if len(self._unsigned) == 1:
             loop.call_soon(self._sign)
-        await self._bus.publish(await done)
+        await self.bus.publish(await done)
 
     def _sign(self) -> None:
         """Signs what this turn has published. Whoever waits goes on in the order of the calls."""
@@ -166,7 +166,7 @@ class SignedBus:
 
     async def subscribe(self, pattern: str, handler: Handler) -> None:
         await self._listen_to_presence(pattern)
-        await self._bus.subscribe(pattern, self._verifying(handler))
+        await self.bus.subscribe(pattern, self._verifying(handler))
 
     async def _listen_to_presence(self, pattern: str) -> None:
         """Who takes what agents say must hear which nodes run them."""
@@ -178,7 +178,7 @@ class SignedBus:
             self._announced[presence] = None
         elif levels[2] == AGENTS and not any(matches(known, presence) for known in self._announced):
             self._announced[presence] = None
-            await self._bus.subscribe(presence, self._verifying(_pass_over))
+            await self.bus.subscribe(presence, self._verifying(_pass_over))
 
     def _verifying(self, handler: Handler) -> Gate:
         inner = handler if isinstance(handler, Gate) else None

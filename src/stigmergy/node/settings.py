@@ -82,7 +82,7 @@ class BusSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Attributes of published events as properties instead of in the payload: for MQTT 5 only."""
     queries: bool = True
     """Whether clients on the bus may ask for states of agents; else they are refused."""
-    signatures: str = SIGN
+    signatures: str = OFF
     """`sign`: what this node sends is signed, what others have signed is verified, and what only a known node may send
     is refused without. `require`: everything must be signed by a known key. `off`: neither."""
     client_keys: tuple[str, ...] = ()

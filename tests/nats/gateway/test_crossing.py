@@ -21,6 +21,7 @@ from stigmergy.nats.servers.configuration import User
 from stigmergy.nats.servers.server import LOOPBACK, free_ports
 from stigmergy.nats.store import open_store
 from stigmergy.nats.streams import find_stream
+from stigmergy.network.signed_bus import SignedBus
 from stigmergy.testing.nats import NatsCluster, start_single
 from tests.nats.gateway.towns import WAIT_S_MAX, Arrived, Moved, numbers, region, sites, wait_until
 
@@ -277,7 +278,9 @@ async def wait_for_stream(link: NatsLink, stream: str, last: int) -> None:
 
 def crossing_of(live: Live) -> Crossing:
     assert live.link is not None
-    bus = live.link.relay.levels.above
+    above = live.link.relay.levels.above
+    assert isinstance(above, SignedBus)
+    bus = above.bus
     assert isinstance(bus, UplinkBus)
     assert bus.crossing is not None
     return bus.crossing

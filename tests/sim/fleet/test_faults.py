@@ -9,7 +9,7 @@ from stigmergy.sim import ALL, LOSS, NETWORK, NONE, PARTITION
 from stigmergy.sim.faults import BY_NAME, CLOCK_JUMP, EVERY, SKEW_MS_MAX, draw_plan, read_faults
 
 NODES = ["node-1", "node-2", "node-3"]
-HAS = ["disk", "versions", "models", "replicas", "liar"]
+HAS = ["disk", "versions", "models", "policy", "replicas", "liar"]
 
 
 @pytest.mark.parametrize("seed", range(30))
