@@ -1,7 +1,8 @@
 """A district: asks the neighbours of a suspicious sensor, and makes one case of what many sensors see.
 
-A sensor that nobody near confirms, and two or more near contradict, is doubted. If no neighbour can be asked, one
-sensor is enough, with the lowest severity: better a false alarm than gas that nobody believes in.
+A sensor that nobody near confirms, and two or more near contradict, is doubted; a second one that is suspicious ends
+that and is the first of a new case. If no neighbour can be asked, one sensor is enough, with the lowest severity:
+better a false alarm than gas that nobody believes in.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class DistrictOpened(Event):
 
 
 class DoubtEnded(Event):
-    """A doubted sensor has calmed."""
+    """A doubted sensor has calmed, or a second one is suspicious and has a case that has both."""
 
     case: str
 
@@ -92,31 +93,47 @@ class District(Agent):
         return next((one for one in self.cases if one.id == name), None)
 
     def case_near(self, sensor: str, what: str) -> Case | None:
-        """The case of this kind that a sensor sees, too."""
-        return next(
-            (
-                one
-                for one in self.cases
-                if same(one.what, what) and one.state != "over" and are_near(one.sensor, sensor)
-            ),
-            None,
-        )
+        """The case of this kind that a sensor sees, too; of doubted ones only its own."""
+        near = self.cases_near(sensor, what)
+        return next((one for one in near if one.state != "doubted" or one.sensor == sensor), None)
+
+    def cases_near(self, sensor: str, what: str) -> list[Case]:
+        """All cases of this kind nearby."""
+        return [
+            one for one in self.cases if same(one.what, what) and one.state != "over" and are_near(one.sensor, sensor)
+        ]
 
     @decide
     def suspected(self, event: Suspected) -> Events:
         case = self.case_near(event.sensor, event.what)
         if case is None:
             near = () if self.city is None else tuple(self.city.near(event.sensor))
+            # A case is as wide as a leak around its first sensor. Were that one the doubted one, and broken, sensors on
+            # the other side of the leak would be too far away, and open a case of their own.
+            doubted = self.cases_near(event.sensor, event.what)
+            sensors = (*(one.sensor for one in doubted), event.sensor)
             name = incident_id(event.sensor, event.what, event.since_s)
-            opened = Case(name, event.what, event.sensor, event.confidence, event.since_s, len(near))
-            yield CaseOpened(case=structs.replace(opened, suspects=(event.sensor,), saw=(event.sensor,)), near=near)
+            opened = Case(
+                id=name,
+                what=event.what,
+                sensor=event.sensor,
+                confidence=event.confidence,
+                since_s=event.since_s,
+                asked=len(near),
+                suspects=sensors,
+                saw=sensors,
+            )
+            yield CaseOpened(case=opened, near=() if doubted else near)
+            for one in doubted:
+                yield DoubtEnded(case=one.id)
+            if doubted:
+                yield self.confirmed_of(opened)
             return
         joined = CaseJoined(case=case.id, sensor=event.sensor, confidence=event.confidence)
         yield joined
-        after = _with(case, joined)
-        if case.state == "confirmed" or (case.state == "doubted" and len(after.suspects) > 1):
+        if case.state == "confirmed":
             # A desk that knows it hears it again: it may have lost its disk.
-            yield self.confirmed_of(after)
+            yield self.confirmed_of(_with(case, joined))
 
     @evolve
     def case_opened(self, event: CaseOpened) -> None:

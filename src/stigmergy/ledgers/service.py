@@ -52,7 +52,7 @@ from stigmergy.metrics.catalogue import PROPOSALS
 from stigmergy.metrics.histogram import Histogram
 from stigmergy.metrics.samples import SampleSheet
 from stigmergy.node.host import Host
-from stigmergy.node.intake import AwaitedTicket, Stream
+from stigmergy.node.intake import Stream
 from stigmergy.shard.inputs import EffectSettled, SequencesSkipped
 from stigmergy.shard.outbox import Pending
 from stigmergy.shard.state import addresses_of
@@ -101,6 +101,25 @@ class _Subscriber(Struct):
     shard: int
     cursor: int
     """It was given everything up to here."""
+
+
+class _RunTicket:
+    """Says when a run of entries is durable, or why not. It is no future: when a host ends it fails all tickets, and
+    `_give` looks at no more of them once one says so or it is cancelled."""
+
+    __slots__ = ("error", "settled")
+
+    def __init__(self) -> None:
+        self.settled = asyncio.Event()
+        self.error: Exception | None = None
+
+    def resolve(self) -> None:
+        self.settled.set()
+
+    def fail(self, error: Exception) -> None:
+        if not self.settled.is_set():
+            self.error = error
+            self.settled.set()
 
 
 class EntryService:
@@ -330,7 +349,8 @@ class EntryService:
                     to.set_exception(LedgerUnavailable(why))
 
             self.propose(body, told)
-        return max([await outcome for outcome in outcomes])
+        # All of them are looked at, also when one has failed or the caller is cancelled.
+        return max(await asyncio.gather(*outcomes))
 
     # ------------------------------------------------------------------ giving
 
@@ -341,8 +361,10 @@ class EntryService:
             self._give_bell.clear()
             self._look_for_subscribers()
             given = [await self._give_next(one) for one in list(self._subscribers.values())]
-            for one, upto, futures in filter(None, given):
-                errors = [error for error in [await _outcome(future) for future in futures] if error is not None]
+            for one, upto, runs in filter(None, given):
+                for run in runs:
+                    await run.settled.wait()
+                errors = [run.error for run in runs if run.error is not None]
                 if any(isinstance(error, NotRunning) for error in errors):
                     return
                 one.cursor = self._mark_of(one.agent, one.shard) if errors else upto
@@ -377,7 +399,7 @@ class EntryService:
     def _mark_of(self, agent: str, shard: int) -> int:
         return self._host.shards[shard].state.marks.consumed(self._source(agent), 0)
 
-    async def _give_next(self, one: _Subscriber) -> tuple[_Subscriber, int, list[asyncio.Future[None]]] | None:
+    async def _give_next(self, one: _Subscriber) -> tuple[_Subscriber, int, list[_RunTicket]] | None:
         """Puts the next entries for a subscriber into the mailbox; None if there are none."""
         fold = self.follower.fold
         if one.cursor == fold.position:
@@ -403,17 +425,17 @@ class EntryService:
         self.counters.entries_given += len(items)
         return one, upto, [self._put(one, run) for run in _runs(items)]
 
-    def _put(self, one: _Subscriber, items: list[LedgerItem]) -> asyncio.Future[None]:
+    def _put(self, one: _Subscriber, items: list[LedgerItem]) -> _RunTicket:
         """Gives a subscriber entries at consecutive positions. Numbers before them are of no entry."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ticket = _RunTicket()
         bodies = [self.event_of(item) for item in items]
         stream, first = Stream(self._source(one.agent)), items[0].position
         passes = first > self._mark_of(one.agent, one.shard) + 1
         try:
-            self._host.intake.take_told(stream, first, one.agent, bodies, AwaitedTicket(future), passes=passes)
+            self._host.intake.take_told(stream, first, one.agent, bodies, ticket, passes=passes)
         except StigmergyError as error:
-            future.set_exception(error)
-        return future
+            ticket.fail(error)
+        return ticket
 
     def event_of(self, item: LedgerItem) -> bytes:
         """The bytes of the event that subscribers get: the entry as it is in the ledger, or brought to its newest
@@ -469,15 +491,6 @@ class EntryService:
             keep = self.ledger.keep
             self._notes.append(EntriesStored(position, 0 if keep is None else max(0, position - keep)))
             self._write_bell.set()
-
-
-async def _outcome(future: asyncio.Future[None]) -> StigmergyError | None:
-    """What a future was failed with."""
-    try:
-        await future
-    except StigmergyError as error:
-        return error
-    return None
 
 
 def _runs(items: Iterable[LedgerItem]) -> list[list[LedgerItem]]:

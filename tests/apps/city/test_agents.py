@@ -174,8 +174,34 @@ def test_neighbours_that_knew_nothing_answer_with_their_next_reading() -> None:
 
 
 def test_a_second_sensor_overrules_the_contradiction() -> None:
-    scene = district(*answers(0.1)).when(suspected(NEAR))
-    assert asked_of(scene.happened, Tell)[0].message.incident == CASE
+    scene = district(*answers(0.1)).when(suspected()).when(suspected(NEAR))
+    (told,) = asked_of(scene.happened, Tell)
+    assert told.message.incident == incident_id(NEAR, "co", 100.0)
+    assert told.message.severity == 2
+    scene = scene.when(Calmed(sensor=NEAR, what="co"))
+    assert not asked_of(scene.happened, Tell)
+    scene = scene.when(Calmed(sensor=SENSOR, what="co"))
+    assert isinstance(asked_of(scene.happened, Tell)[0].message, WentCalm)
+
+
+def test_a_doubted_sensor_that_reminds_is_doubted_still() -> None:
+    scene = district(*answers(0.1)).when(suspected())
+    assert not asked_of(scene.happened, Tell)
+    assert [one.state for one in scene.agent.cases] == ["doubted"]
+
+
+@pytest.mark.parametrize("order", [("g1d1-001", "g1d1-000"), ("g1d1-000", "g1d1-001")])
+def test_a_leak_at_the_edge_of_a_doubted_sensor_is_one_case(order: tuple[str, str]) -> None:
+    broken, city = "g1d1-004", City(30, 3, districts_each=1)
+    name = incident_id(broken, "co", 90.0)
+    contradicting = [Seen(case=name, sensor=one, probability=0.1, age_s=1.0) for one in city.near(broken)]
+    scene = given(District, id="g1d1").when(OpenDistrict(city), suspected(broken, since_s=90.0), *contradicting)
+    assert isinstance(scene.happened[-1], SensorDoubted)
+    # 450 and 600 m away: a case around the broken sensor would have the one and not the other.
+    scene = scene.when(*(suspected(one, "no2") for one in order), suspected(broken, since_s=90.0))
+    opened = [one for one in scene.happened if isinstance(one, CaseOpened)]
+    assert [one.case.sensor for one in opened] == [order[0]]
+    assert [one.sensor for one in scene.agent.cases if one.state in ("asking", "confirmed")] == [order[0]]
 
 
 def test_many_sensors_are_one_case_whatever_gas_they_name() -> None:

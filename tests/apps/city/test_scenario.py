@@ -1,4 +1,4 @@
-"""The simulated city: a seed without faults and one with all of them."""
+"""The simulated city: a seed without faults, one with all of them, and one with a leak beside a broken sensor."""
 
 import pytest
 from msgspec import structs
@@ -8,7 +8,9 @@ from stigmergy.sim import ALL, NONE
 from stigmergy.sim.simulation import run_seed
 
 
-@pytest.mark.parametrize("faults", [NONE, ALL], ids=["calm", "faults"])
-def test_every_leak_is_one_incident(faults: object) -> None:
-    outcome = run_seed(structs.replace(scenario.setup, faults=faults), 1, scenario.test)
+@pytest.mark.parametrize(
+    ("faults", "seed"), [(NONE, 1), (ALL, 1), (NONE, 55)], ids=["calm", "faults", "leak-beside-a-broken-sensor"]
+)
+def test_every_leak_is_one_incident(faults: object, seed: int) -> None:
+    outcome = run_seed(structs.replace(scenario.setup, faults=faults), seed, scenario.test)
     assert not outcome.violations, outcome
