@@ -159,12 +159,16 @@ class Site(Struct):
 
     async def measure(self) -> None:
         """All sensors meet a leak and a humid day, and deal with the answers."""
-        before = {one: self.device.query(one, GasSensor).answers for one in SENSORS}
         for co, humidity in (LEAK, HUMID):
+            before = {one: self.device.query(one, GasSensor).answers for one in SENSORS}
             for sensor in SENSORS:
                 await self.device.observe(sensor, AirSampled(co=co, humidity=humidity))
-        done = lambda: all(self.device.query(one, GasSensor).answers == before[one] + 2 for one in SENSORS)  # noqa: E731
-        await wait_until(done, WAIT_S)
+            # A sensor judges by its newest sample: an answer that came after the next one would be judged by that.
+            await wait_until(lambda: self.have_one_more(before), WAIT_S)  # noqa: B023
+
+    def have_one_more(self, before: dict[str, int]) -> bool:
+        """Whether each sensor has dealt with one answer since."""
+        return all(self.device.query(one, GasSensor).answers == before[one] + 1 for one in SENSORS)
 
     async def until(self, stage: str, version: str) -> st.ModelRollout:
         """Measures until the rollout has come to this stage, and all sensors to this version."""
@@ -172,6 +176,7 @@ class Site(Struct):
             while True:
                 await self.measure()
                 found = self.server.query(ROLLOUT, st.ModelRollout)
+                assert found.stage in ("canary", stage), f"it has ended otherwise: {found.reason}; {found.counts}"
                 versions = {self.device.query(one, GasSensor).version for one in SENSORS}
                 if (found.stage, versions) == (stage, {version}):
                     assert isinstance(found, st.ModelRollout)
